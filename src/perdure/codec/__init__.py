@@ -1,0 +1,30 @@
+"""Python values to canonical JSON and back, and how their bytes lie in a column.
+
+A payload is JSON text: UTF-8, keys sorted, no whitespace. What JSON lacks is written as a small tagged
+object from a closed table (`table.py`). Nothing here unpickles, imports or evaluates, and no class outside
+the table is ever touched. This package knows no database: `pack` names the parts to keep, `unpack` asks for them.
+"""
+
+from __future__ import annotations
+
+from perdure.codec.blobs import Packed, digest, pack, unpack
+from perdure.codec.decoding import decode, roundtrip
+from perdure.codec.encoding import encode
+from perdure.codec.evidence import evidence
+from perdure.codec.fitting import ANY
+from perdure.codec.table import DEFAULT_LIMIT, MAX_DEPTH, TAG
+
+__all__ = [
+    "ANY",
+    "DEFAULT_LIMIT",
+    "MAX_DEPTH",
+    "TAG",
+    "Packed",
+    "decode",
+    "digest",
+    "encode",
+    "evidence",
+    "pack",
+    "roundtrip",
+    "unpack",
+]

@@ -1,0 +1,236 @@
+"""What a step was called with, kept as evidence: never refused, the same in every process, free of secrets.
+
+Evidence is compared and shown, and never needed to come back as it was. So where `encode` refuses, this writes a
+mark that says what stood there; it never calls a user's `repr`, and no address, id or order of a set enters it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import types
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from perdure.codec.encoding import is_plain, sort_plain
+from perdure.codec.stack import with_room
+from perdure.codec.table import (
+    DEFAULT_LIMIT,
+    INT_MAX,
+    INT_MIN,
+    MAX_DEPTH,
+    TAG,
+    Plain,
+    is_a,
+    name_class,
+    state_of,
+    to_json,
+    write_scalar,
+)
+
+_MASK: Final = "[secret]"
+_SHOWN_CHARS: Final = 1000
+# A part below this is never cut: its mark would be about as large.
+_SMALLEST_CUT_BYTES: Final = 512
+
+
+def evidence(value: object, *, secrets: Collection[str] = (), limit: int = DEFAULT_LIMIT) -> bytes:
+    """The value as canonical JSON of at most `limit` bytes; never raises for an odd value.
+
+    What has no encoding is kept by the name of its class; lone surrogates, numbers that are not JSON, parts that
+    are too big or too deep are marked. The exact text of every secret is masked before anything else.
+    """
+    hidden = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
+    body = _take_plain(value, hidden, limit)
+    if body is not None:
+        return body
+    try:
+        return with_room(lambda: _take(value, hidden, limit))
+    except RecursionError:
+        return to_json({TAG: "cut", "v": "nested too deep for any stack"})
+
+
+def _take(value: object, hidden: Sequence[str], limit: int) -> bytes:
+    kept = _Evidence(hidden, limit).lower(value, 0)
+    body = to_json(kept)
+    return body if len(body) <= limit else to_json(_cut(kept, limit))
+
+
+def _take_plain(value: object, hidden: Sequence[str], limit: int) -> bytes | None:
+    """The short way for plain JSON without a secret in it, else None."""
+    try:
+        if not is_plain(value, limit):
+            return None
+        body = to_json(value)
+        # JSON escapes character by character, so a secret in a text is the same run of bytes in the body.
+        if len(body) > limit or any(to_json(secret)[1:-1] in body for secret in hidden):
+            return None
+    except (UnicodeEncodeError, RecursionError):
+        return None
+    return body
+
+
+class _Evidence:
+    """One pass over one value."""
+
+    __slots__ = ("_hidden", "_on_the_way", "_room")
+
+    def __init__(self, hidden: Sequence[str], limit: int) -> None:
+        self._hidden = hidden
+        self._room = limit
+        self._on_the_way: set[int] = set()
+
+    def lower(self, value: object, depth: int) -> Plain:
+        self._room -= 1
+        if self._room < 0:
+            return {TAG: "cut", "v": "too many values"}
+        # An enum member may be an int or a str too, so it comes first.
+        found = None if is_a(value, Enum) else self._leaf(value)
+        if found is not None:
+            return found[0]
+        if id(value) in self._on_the_way:
+            return {TAG: "cycle", "v": self._name(value)}
+        if depth >= MAX_DEPTH:
+            return {TAG: "cut", "v": "too deep"}
+        self._on_the_way.add(id(value))
+        parts = self._parts(value, depth)
+        self._on_the_way.discard(id(value))
+        return parts
+
+    def _leaf(self, value: object) -> tuple[Plain] | None:
+        """A value that holds no others, or None. What derives from a plain type counts as that type."""
+        if value is None or type(value) is bool:
+            return (value,)
+        if is_a(value, str):
+            return (self._text(str.__str__(value)),)
+        if is_a(value, int):
+            number = int.__int__(value)
+            return (number if INT_MIN <= number <= INT_MAX else {TAG: "int", "v": hex(number)},)
+        if is_a(value, float):
+            real = float.__float__(value)
+            return (real if math.isfinite(real) else {TAG: "float", "v": float.__repr__(real)},)
+        try:
+            found = write_scalar(self._mask_bytes(value) if type(value) is bytes else value)
+        except RecursionError:
+            raise
+        # A zone of a user's own may raise anything when it is asked for the offset.
+        except Exception:  # noqa: BLE001
+            return None
+        if found is None:
+            return None
+        tag, content = found
+        return ({TAG: tag, "v": self._text(content) if type(content) is str and tag != "bytes" else content},)
+
+    def _parts(self, value: object, depth: int) -> Plain:
+        """Whatever holds other values, or nothing that can be kept."""
+        if is_a(value, dict):
+            return self._dict(list(dict.items(value)), depth)
+        if is_a(value, list):
+            return self._items(list.copy(value), depth)
+        if is_a(value, set):
+            return {TAG: "set", "v": sort_plain(self._items(set.copy(value), depth + 1))}
+        if is_a(value, frozenset):
+            return {TAG: "frozenset", "v": sort_plain(self._items(frozenset.copy(value), depth + 1))}
+        try:
+            if is_a(value, Enum):
+                name, inner = value._name_, value._value_
+                tagged: dict[str, Plain] = {TAG: "enum", "class": name_class(type(value))}
+                return tagged | {"name": self._text(str(name)), "v": self.lower(inner, depth + 1)}
+            state = state_of(value)
+        except RecursionError:
+            raise
+        # A property or a descriptor among the fields may raise anything; the class is still known.
+        except Exception:  # noqa: BLE001
+            state = None
+        if state is not None:
+            fields = self._dict(list(state.fields.items()), depth + 1)
+            return {TAG: "object", "class": name_class(type(value)), "v": fields}
+        if is_a(value, tuple):
+            return self._items(list(tuple.__iter__(value)), depth)
+        return {TAG: "opaque", "v": self._name(value)}
+
+    def _items(self, values: Iterable[object], depth: int) -> list[Plain]:
+        lowered: list[Plain] = []
+        for part in values:
+            lowered.append(self.lower(part, depth + 1))  # A comprehension costs a frame a level.
+        return lowered
+
+    def _dict(self, pairs: Sequence[tuple[object, object]], depth: int) -> Plain:
+        lowered: list[tuple[Plain, Plain]] = []
+        for key, part in pairs:
+            lowered.append((self.lower(key, depth + 1), self.lower(part, depth + 1)))
+        plain = {key: part for key, part in lowered if type(key) is str}
+        # Keys that are no text, or became equal under the mask, can only be told as pairs.
+        if len(plain) < len(pairs) or any(type(key) is not str for key, _ in pairs):
+            return {TAG: "pairs", "v": sort_plain([[key, part] for key, part in lowered])}
+        return {TAG: "dict", "v": plain} if TAG in plain else plain
+
+    def _text(self, text: str) -> Plain:
+        masked = _mask(text, self._hidden)
+        if not masked.isascii():
+            try:
+                masked.encode()
+            except UnicodeEncodeError:
+                return {TAG: "text", "v": masked.encode("utf-8", "backslashreplace").decode()}
+        return masked
+
+    def _mask_bytes(self, value: bytes) -> bytes:
+        # Latin-1 gives each byte a character and back, so one way of masking serves text and bytes.
+        hidden = [secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in self._hidden]
+        return _mask(value.decode("latin-1"), hidden).encode("latin-1")
+
+    def _name(self, value: object) -> Plain:
+        if is_a(value, type):
+            return self._text(f"class {_dotted(value)}")
+        if is_a(value, types.ModuleType):
+            return self._text(f"module {object.__getattribute__(value, '__dict__').get('__name__')}")
+        # A method is known by its function; what is bound to it is not looked into.
+        function = value.__func__ if type(value) is types.MethodType else value
+        if type(function) is types.FunctionType or type(function) is types.BuiltinFunctionType:
+            return self._text(f"function {function.__module__}.{function.__qualname__}")
+        return self._text(_dotted(type(value)))
+
+
+def _dotted(cls: type) -> str:
+    return name_class(cls).replace(":", ".")
+
+
+def _mask(text: str, hidden: Sequence[str]) -> str:
+    """The text with every occurrence masked; where two overlap, the whole run."""
+    spans: list[tuple[int, int]] = []
+    for secret in hidden:
+        start = text.find(secret)
+        while start >= 0:
+            spans.append((start, start + len(secret)))
+            start = text.find(secret, start + 1)
+    if not spans:
+        return text
+    spans.sort()
+    kept: list[str] = []
+    seen = masked_to = 0
+    for start, end in spans:
+        if start >= masked_to:
+            kept += [text[seen:start], _MASK]
+        masked_to = seen = max(masked_to, end)
+    return "".join([*kept, text[seen:]])
+
+
+def _cut(kept: Plain, allowance: int) -> Plain:
+    """The value within `allowance` bytes: what fits stays, a larger part gives way to its beginning and hash."""
+    body = to_json(kept)
+    if len(body) <= max(allowance, _SMALLEST_CUT_BYTES):
+        return kept
+    if isinstance(kept, list | dict) and kept:
+        share = allowance // len(kept) - _SMALLEST_CUT_BYTES // 4
+        if share >= _SMALLEST_CUT_BYTES * 4:
+            shorter: Plain
+            if isinstance(kept, list):
+                shorter = [_cut(part, share) for part in kept]
+            else:
+                shorter = {key: _cut(part, share - len(key)) for key, part in kept.items()}
+            if len(to_json(shorter)) <= allowance:
+                return shorter
+    shown = kept if isinstance(kept, str) else body.decode()
+    hashed = hashlib.sha256(body).hexdigest()
+    return {TAG: "cut", "v": shown[: min(_SHOWN_CHARS, allowance // 16)], "size": len(body), "sha256": hashed}

@@ -1,0 +1,137 @@
+"""Stored values to the type that a function's annotation promises.
+
+A value that already fits is left alone, so that its own, narrower type survives. Only what does not fit is
+converted: strictly by msgspec, and by pydantic where the annotation needs it. What cannot be converted is given
+back as it was: an annotation is a promise of the author, not a check of the store.
+"""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+
+from perdure.codec.table import is_model
+
+ANY: Final[object] = typing.Any
+
+_OPEN: Final = (typing.Any, object, inspect.Parameter.empty)
+_PAIRS: Final = (dict, cabc.Mapping, cabc.MutableMapping)
+_ROWS: Final = (list, set, frozenset, cabc.Sequence, cabc.MutableSequence, cabc.Collection, cabc.Iterable, cabc.Set)
+
+
+def conform(value: object, annotation: object, *, opened: Callable[[], object]) -> object:
+    """The value as the annotated type where it can be one, else as it is. Never raises.
+
+    `opened` gives the same value with plain data in place of objects, for classes that have moved or changed.
+    """
+    if fits(value, annotation):
+        return value
+    converters = (_by_msgspec, _by_pydantic) if _needs_pydantic(annotation, set()) else (_by_msgspec,)
+    for convert in converters:
+        for with_objects in (True, False):
+            try:
+                return convert(value if with_objects else opened(), annotation)
+            # A validator may raise anything, and so may an annotation that is no type at all; the value then
+            # stays what was recorded, which is what the promise above says.
+            except Exception:  # noqa: BLE001, S112
+                continue
+    return value
+
+
+def fits(value: object, annotation: object) -> bool:
+    """Whether the value may stay as it is under this annotation. What cannot be judged fits."""
+    if any(annotation is one for one in _OPEN) or isinstance(annotation, str | typing.TypeVar | typing.ForwardRef):
+        return True
+    if annotation is None:
+        return value is None
+    if isinstance(annotation, typing.NewType):
+        return fits(value, annotation.__supertype__)
+    if sys.version_info >= (3, 12) and isinstance(annotation, typing.TypeAliasType):
+        return fits(value, annotation.__value__)
+    origin = typing.get_origin(annotation)
+    if origin is None:
+        return _fits_class(value, annotation)
+    inner = typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return fits(value, inner[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return any(fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return any(value == one and type(value) is type(one) for one in inner)
+    if not _is_instance(value, origin):
+        return False
+    if origin is tuple:
+        return _fits_tuple(cast("tuple[object, ...]", value), inner)
+    if origin in _PAIRS and len(inner) == 2:
+        pairs = cast("dict[object, object]", value).items()
+        return all(fits(key, inner[0]) and fits(part, inner[1]) for key, part in pairs)
+    if origin in _ROWS and len(inner) == 1:
+        return all(fits(part, inner[0]) for part in cast("list[object]", value))
+    return True
+
+
+def _fits_class(value: object, annotation: object) -> bool:
+    if annotation is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    if typing.is_typeddict(annotation):
+        return _fits_typed_dict(value, cast("type", annotation))
+    return _is_instance(value, annotation)
+
+
+def _fits_typed_dict(value: object, annotation: type) -> bool:
+    if type(value) is not dict:
+        return False
+    required: frozenset[str] = annotation.__required_keys__  # type: ignore[attr-defined]  # a TypedDict has it
+    try:
+        hints = typing.get_type_hints(annotation)
+    except NameError:
+        return required <= value.keys()
+    return required <= value.keys() and all(fits(part, hints.get(key, ANY)) for key, part in value.items())
+
+
+def _fits_tuple(value: tuple[object, ...], inner: tuple[object, ...]) -> bool:
+    if len(inner) == 2 and inner[1] is ...:
+        return all(fits(part, inner[0]) for part in value)
+    return len(value) == len(inner) and all(map(fits, value, inner))
+
+
+def _is_instance(value: object, cls: object) -> bool:
+    try:
+        return isinstance(value, cast("type", cls))
+    except TypeError:
+        # Not a class one can ask, such as a protocol: nothing says that the value is wrong.
+        return True
+
+
+def _by_msgspec(value: object, annotation: object) -> object:
+    # Bytes are bytes already; msgspec would take any text for base64.
+    return cast("object", msgspec.convert(value, cast("Any", annotation), builtin_types=(bytes,)))
+
+
+def _by_pydantic(value: object, annotation: object) -> object:
+    from pydantic import TypeAdapter
+
+    return cast("object", TypeAdapter(cast("Any", annotation)).validate_python(value))
+
+
+def _needs_pydantic(annotation: object, seen: set[int]) -> bool:
+    """Whether a pydantic model stands anywhere in the annotation, also in the fields of other classes."""
+    if id(annotation) in seen:
+        return False
+    seen.add(id(annotation))
+    if isinstance(annotation, type) and (is_model(annotation) or "__pydantic_validator__" in vars(annotation)):
+        return True
+    inner: list[object] = list(typing.get_args(annotation))
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        try:
+            inner += typing.get_type_hints(annotation).values()
+        except NameError:
+            return False
+    return any(_needs_pydantic(one, seen) for one in inner)

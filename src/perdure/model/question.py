@@ -1,0 +1,71 @@
+"""A question: something a person must answer, kept as a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from perdure.states import QuestionStatus
+
+Row = tuple[Any, ...]
+
+
+class QuestionKind(StrEnum):
+    """What is asked: resume this task, did this call happen, may this call run, or the agent's own question."""
+
+    RESUME = "resume"
+    STEP_IN_DOUBT = "step_in_doubt"
+    CALL = "call"
+    ASK = "ask"
+
+    @property
+    def is_yes_or_no(self) -> bool:
+        """True for kinds that are approved or denied; the others are answered."""
+        return self in (QuestionKind.RESUME, QuestionKind.CALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question's row. `digest` binds an answer to the arguments it was given for."""
+
+    n: int
+    id: str
+    session_id: str
+    task_id: str
+    agent: str
+    step_key: str
+    kind: QuestionKind
+    to: str
+    text: str
+    evidence: bytes
+    digest: str
+    status: QuestionStatus
+    answer: bytes | None
+    answered_by: str | None
+    reason: str | None
+    anyway: bool
+    created_at: int
+    expires_at: int | None
+    answered_at: int | None
+    notified_at: int | None
+    spent_at: int | None
+
+    @classmethod
+    def from_row(cls, row: Row) -> Self:
+        """Read a row selected with the columns of this class, in order."""
+        return cls(*row[:6], QuestionKind(row[6]), *row[7:11], QuestionStatus(row[11]), *row[12:15], bool(row[15]),
+                   *row[16:])
+
+
+@dataclass(frozen=True, slots=True)
+class NewQuestion:
+    """A question to be opened. The same task, kind and step key open only one at a time."""
+
+    kind: QuestionKind
+    text: str
+    step_key: str = ""
+    to: str = ""
+    evidence: bytes = b"\x01{}"
+    digest: str = ""
+    expires_at_ms: int | None = None

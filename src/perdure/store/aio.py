@@ -1,0 +1,43 @@
+"""The only seam between the synchronous store and asyncio.
+
+Cancelling the awaiting task never splits a transaction: what was submitted is committed or refused as a whole,
+and its effect is found again by its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ParamSpec, TypeVar
+
+from perdure.errors import StoreBusy
+from perdure.store import Operation, Store
+from perdure.store.database import LoopWaiter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def call(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `operation` in a transaction and return once it is durable."""
+    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
+    return await waiter.future
+
+
+async def call_patiently(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `call`, but while another process holds the write lock it asks again, until cancelled.
+
+    For writes of the runtime, which are safe to repeat: nothing was written when the store was busy.
+    """
+    while True:
+        try:
+            return await call(store, operation, *args, **kwargs)
+        except StoreBusy:
+            await asyncio.sleep(0.05)
+
+
+async def read(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a reading operation on one snapshot."""
+    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    store.database.read(lambda tx: operation(tx, *args, **kwargs), waiter)
+    return await waiter.future

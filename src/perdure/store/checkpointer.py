@@ -1,0 +1,78 @@
+"""Keeps SQLite's log short without making a commit wait for it.
+
+One connection of its own copies the log into the database whenever it has grown by a few MiB; commits go on
+meanwhile. If the log still passes its cap (a long reader, or writing without a pause), the writer empties it between
+two batches. Its size is a metric.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import apsw
+
+_COPY_EVERY_BYTES = 4 << 20
+_CAP_BYTES = 64 << 20
+
+
+class Connect(Protocol):
+    """Opens another connection to the same file."""
+
+    def __call__(self) -> apsw.Connection: ...
+
+
+class Checkpointer:
+    """Watches the writer's log."""
+
+    def __init__(self, connect: Connect, writer: apsw.Connection) -> None:
+        self._writer = writer
+        self._page_bytes = int(writer.pragma("page_size"))
+        self._pages = 0
+        self._copied_at_pages = 0
+        self._due = threading.Event()
+        self._closing = False
+        self._connection = connect()
+        writer.set_wal_hook(self._committed)
+        self._thread = threading.Thread(target=self._copy, name="perdure-checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of the log after the last commit."""
+        return self._pages * self._page_bytes
+
+    def keep_small(self) -> None:
+        """Called by the writer between two batches."""
+        if self.log_bytes > _CAP_BYTES:
+            try:
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                return  # A reader still needs the log; the next batch tries again.
+
+    def close(self) -> None:
+        """Stop copying."""
+        self._closing = True
+        self._due.set()
+        self._thread.join()
+        self._connection.close()
+
+    def _committed(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._pages = pages
+        if pages < self._copied_at_pages:
+            self._copied_at_pages = 0  # The log began anew.
+        if (pages - self._copied_at_pages) * self._page_bytes > _COPY_EVERY_BYTES:
+            self._copied_at_pages = pages
+            self._due.set()
+        return apsw.SQLITE_OK
+
+    def _copy(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._closing:
+                return
+            try:
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            except apsw.Error:
+                continue  # Another process is at it, or a reader holds on: it comes round again.

@@ -1,0 +1,167 @@
+"""The port between the store's operations and a database.
+
+An operation is a function `op(tx, *, ...)`; one call of it is one transaction. A database runs it, commits,
+and only then answers. A unit that raises `PerdureError` before its first write is a refusal and costs nothing;
+after a write its transaction is rolled back. A unit may be run twice, so it touches nothing but its transaction.
+
+Driver errors become errors of `perdure.errors` in the adapter, by code and never by text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from perdure.clock import Clock
+from perdure.store.queries import Query
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Value = str | int | float | bytes | None
+
+
+class Transaction(Protocol):
+    """What an operation sees: one transaction, one time, one snapshot where it only reads."""
+
+    @property
+    def now(self) -> int:
+        """The transaction's time in milliseconds UTC, also bound to `:now`."""
+        ...
+
+    def one(self, query: Query, /, **values: Value) -> Row | None:
+        """The only row, or None. Also runs an UPDATE … RETURNING."""
+        ...
+
+    def all(self, query: Query, /, **values: Value) -> list[Row]:
+        """Every row."""
+        ...
+
+    def run(self, query: Query, /, **values: Value) -> int:
+        """Run a statement without rows; how many rows it changed."""
+        ...
+
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
+        """Run a statement once for each row of values, in this order."""
+        ...
+
+    def new_id(self) -> str:
+        """A new sortable id."""
+        ...
+
+    def new_token(self) -> str:
+        """A new token that nobody can guess."""
+        ...
+
+    def hint(self) -> None:
+        """After the commit, tell whoever waits for work or news to look."""
+        ...
+
+
+Unit = Callable[[Transaction], T]
+
+
+class Waiter(Protocol):
+    """Who waits for an answer. `loop` is None for a waiting thread."""
+
+    loop: asyncio.AbstractEventLoop | None
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        """Hand over the answer; called on `loop`, or on the database's thread when it is None."""
+        ...
+
+
+class Database(Protocol):
+    """One opened database. Every method may be called from any thread."""
+
+    url: str
+    dialect: str
+    clock: Clock  # whose `now_ms` is the time of every transaction
+
+    def write(self, unit: Unit[Any], waiter: Waiter) -> None:
+        """Run `unit` in a transaction that may write, commit durably, then answer."""
+        ...
+
+    def read(self, unit: Unit[Any], waiter: Waiter) -> None:
+        """Run `unit` on one snapshot, then answer."""
+        ...
+
+    def write_pulses(self, unit: Unit[Any], waiter: Waiter) -> None:
+        """Like `write`, for streamed events: committed, but power loss may take the last ones."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` (from any thread, soon, at most once per batch) when a commit hinted; returns how to stop.
+
+        A hint may be lost; whoever listens also polls.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish what was submitted, then close. May be called twice."""
+        ...
+
+
+class ThreadWaiter(Generic[T]):
+    """Waits in the calling thread."""
+
+    __slots__ = ("_done", "_error", "_result", "loop")
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._done = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        self._done.set()
+
+    def wait(self) -> T:
+        """The answer, once it is there."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[no-any-return]  # deliver carries what the unit returned
+
+
+class LoopWaiter(Generic[T]):
+    """Waits on an event loop. Cancelling the waiting task cancels nothing in the database."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
+Answer = tuple[Waiter, Any, BaseException | None]
+
+
+def deliver_all(answers: Sequence[Answer]) -> None:
+    """Hand every answer to its waiter, waking each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+    for waiter, result, error in answers:
+        if waiter.loop is None:
+            waiter.deliver(result, error)
+        else:
+            by_loop.setdefault(waiter.loop, []).append((waiter, result, error))
+    for loop, batch in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_deliver_on_loop, batch)
+        except RuntimeError:  # The loop is closed: nobody waits there any more, and what was committed stays.
+            continue
+
+
+def _deliver_on_loop(batch: Sequence[Answer]) -> None:
+    for waiter, result, error in batch:
+        waiter.deliver(result, error)

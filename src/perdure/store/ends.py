@@ -1,0 +1,202 @@
+"""Ends: one transaction proves the right to end, sets the outcome, ends the attempt, cancels open questions, takes
+along the children that go with it, wakes a waiting parent, and writes the events. Exactly one writer wins.
+
+Locks: session, then every task row that may change, in one statement ordered by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure import codec
+from perdure.errors import Error, InvariantError, NotFound
+from perdure.model.step import Note
+from perdure.model.task import Fence, Mode, Task, Wait, WaitKind
+from perdure.states import ATTEMPT, TASK, TaskStatus
+from perdure.store import events, payloads, sessions, steps
+from perdure.store import tasks as task_ops
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+from perdure.store.tasks import Proof, end_attempt, error_to_json, task_from_row
+
+Q = load("tasks")
+K = load("questions")
+S = load("steps")
+
+DEADLINE_EXCEEDED = "deadline exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task that this call has ended, and those that went with it (leaves first)."""
+
+    task: Task
+    with_it: tuple[Task, ...]
+
+
+def complete(
+    tx: Transaction, fence: Fence, result: codec.Packed, *, notes: Sequence[Note] = (), risk_seen: str
+) -> None:
+    """End the task with its result. Raises LeaseLost, and InvariantError while a dangerous step is in doubt."""
+    family = _hold(tx, fence.task_id)
+    me = family.me
+    if tx.all(S.in_doubt, task=me.n, from_index=me.replay_from) and me.execution_id == fence.execution_id:
+        raise InvariantError(f"task {me.id} cannot complete while a call of it is in doubt")
+    # Told by the first query of the proof: nothing has been written so far.
+    steps.note(tx, fence, notes, risk_seen=risk_seen)
+    _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None)
+
+
+def fail(tx: Transaction, fence: Fence, error: Error, *, notes: Sequence[Note] = (), risk_seen: str = "low") -> None:
+    """End the task with an error; its open foreground children are cancelled with it. Raises LeaseLost."""
+    family = _hold(tx, fence.task_id)
+    steps.note(tx, fence, notes, risk_seen=risk_seen)
+    _finish(tx, family, fence, "fail", result=None, error=error)
+
+
+def time_out(tx: Transaction, task_id: str, *, fence: Fence | None = None) -> bool:
+    """End an overdue task of any status; its open foreground children go with it. True if this call did it."""
+    return _end(tx, task_id, "time_out", Error("TimedOut", DEADLINE_EXCEEDED, "permanent"), all_children=False, fence=fence)
+
+
+def cancel(tx: Transaction, task_id: str, *, reason: str = "", by: str = "") -> bool:
+    """End a task of any open status and every descendant, leaves first. True if this call did it; durable then."""
+    message = reason or "cancelled"
+    error = Error("Cancelled", message, "permanent", {"by": by} if by else {})
+    return _end(tx, task_id, "cancel", error, all_children=True)
+
+
+def refuse(tx: Transaction, task_id: str, error: Error) -> bool:
+    """Fail a pending task that a budget or a policy refuses. True if this call did it."""
+    family = _hold(tx, task_id)
+    if family.me.status is not TaskStatus.PENDING:
+        return False
+    revision = sessions.raise_revision(tx, family.me.root_session_id)
+    return _end_one(tx, family.me, "refuse", error, revision) and _wake_parent(tx, family)
+
+
+def abandon(tx: Transaction, task: Task, *, revision: int, denied: bool, by: str, reason: str) -> bool:
+    """Fail an interrupted task because a person said no or nobody answered. The caller holds the session."""
+    family = _hold(tx, task.id)
+    if family.me.status is not TaskStatus.INTERRUPTED:
+        return False
+    message = (f"{by or 'a person'} decided not to resume" if denied else "nobody decided in time") + (
+        f": {reason}" if reason and denied else ""
+    )
+    error = Error("denied" if denied else "expired", message, "permanent", {"by": by} if by else {})
+    if not _end_one(tx, family.me, "abandon", error, revision):
+        return False
+    _end_children(tx, family, revision, all_children=False, reason=message)
+    return _wake_parent(tx, family)
+
+
+# -- the family of an ending task -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The locked rows around a task."""
+
+    me: Task
+    parent: Task | None
+    descendants: tuple[Task, ...]
+
+
+def _hold(tx: Transaction, task_id: str) -> _Family:
+    place = tx.one(Q.place, id=task_id)
+    if place is None:
+        raise NotFound(f"there is no task {task_id}")
+    sessions.lock(tx, place[1])
+    rows = [task_from_row(row) for row in tx.all(Q.lock_family, id=task_id, parent_task_id=place[2])]
+    by_id = {task.id: task for task in rows}
+    parent = by_id.get(place[2]) if place[2] else None
+    others = [task for task in rows if task.id != task_id and task is not parent]
+    return _Family(by_id[task_id], parent, tuple(sorted(others, key=lambda task: (-task.depth, task.id))))
+
+
+def _finish(
+    tx: Transaction, family: _Family, fence: Fence, verb: str, *, result: bytes | None, error: Error | None
+) -> None:
+    me = family.me
+    if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
+        task_ops.refuse(tx, fence, verb)
+    revision = sessions.raise_revision(tx, me.root_session_id)
+    row = tx.one(
+        Q.finish,
+        id=me.id,
+        execution_id=fence.execution_id,
+        generation=fence.generation,
+        status=TASK.target(verb),
+        result=result,
+        error=None if error is None else payloads.small(tx, error_to_json(error)),
+        revision=revision,
+    )
+    assert row is not None, me.id
+    proof = Proof(*row)
+    end_attempt(tx, proof, ATTEMPT.target(verb), error)
+    events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})
+    _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
+    if error is not None:
+        _end_children(tx, family, revision, all_children=False, reason=f"its parent failed: {error}")
+    _wake_parent(tx, family)
+    tx.hint()
+
+
+def _end(
+    tx: Transaction, task_id: str, verb: str, error: Error, *, all_children: bool, fence: Fence | None = None
+) -> bool:
+    family = _hold(tx, task_id)
+    me = family.me
+    if me.status.is_terminal or (fence is not None and me.execution_id != fence.execution_id):
+        return False
+    revision = sessions.raise_revision(tx, me.root_session_id)
+    _end_children(tx, family, revision, all_children=all_children, reason=f"its parent ended: {error.message}")
+    if not _end_one(tx, me, verb, error, revision):
+        raise InvariantError(f"task {me.id} is {me.status} but could not be ended by {verb}")
+    return _wake_parent(tx, family)
+
+
+def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int) -> bool:
+    row = tx.one(
+        Q.end_unfenced,
+        id=task.id,
+        status=TASK.target(verb),
+        error=payloads.small(tx, error_to_json(error)),
+        revision=revision,
+    )
+    if row is None:
+        return False
+    proof = Proof(*row)
+    if task.execution_id is not None:
+        end_attempt(tx, proof, ATTEMPT.target(verb), error)
+    payload = {"error": str(error), "was": task.status, **error.attributes}
+    events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), payload)
+    _cancel_questions(tx, task, revision, f"the task {TASK.target(verb)}")
+    tx.hint()
+    return True
+
+
+def _end_children(tx: Transaction, family: _Family, revision: int, *, all_children: bool, reason: str) -> None:
+    """Cancel open descendants, leaves first: all, or those that were waited for (and what hangs below them)."""
+    going = {family.me.id}
+    for task in reversed(family.descendants):  # parents before children
+        if task.parent_task_id in going and (all_children or task.mode is Mode.FOREGROUND):
+            going.add(task.id)
+    for task in family.descendants:
+        if task.id in going and not task.status.is_terminal:
+            _end_one(tx, task, "cancel", Error("Cancelled", reason, "permanent"), revision)
+
+
+def _wake_parent(tx: Transaction, family: _Family) -> bool:
+    """Make a parent due again whose wait is over now and whom no attempt holds. Always True."""
+    parent = family.parent
+    if parent is not None and parent.status is TaskStatus.WAITING and parent.execution_id is None:
+        waits: Sequence[Wait] = [w for w in parent.waiting_for if w.kind is WaitKind.CHILDREN]
+        if any(family.me.id in w.keys and task_ops.has_happened(tx, parent.id, w) for w in waits):
+            task_ops.wake(tx, parent.id)
+    return True
+
+
+def _cancel_questions(tx: Transaction, task: Task, revision: int, reason: str) -> None:
+    tx.run(K.cancel_open, task=task.n, reason=reason, revision=revision)

@@ -1,0 +1,77 @@
+"""Events: skeleton rows written in the transaction of what they tell, pulses, and the feed over both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perdure.model.event import Event
+from perdure.store import payloads
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+
+Q = load("events")
+_NOTHING: Mapping[str, Any] = {}
+
+
+def emit(tx: Transaction, task: int, seq: int, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:
+    """Write one skeleton event under a number that a verb has just taken from the task's row."""
+    tx.run(Q.insert, task=task, seq=seq, kind=kind, payload=payloads.small(tx, payload))
+
+
+def feed(tx: Transaction, task_id: str, *, after: int, limit: int = 500) -> list[Event]:
+    """Skeleton events of a task with seq > `after`, in order. A step is told twice: as started and as completed."""
+    return [_event(tx, task_id, row) for row in tx.all(Q.feed, id=task_id, after=after, limit=limit)]
+
+
+def between(
+    tx: Transaction, *, since_ms: int, until_ms: int, cursor: tuple[int, int] | None = None, limit: int = 500
+) -> list[tuple[tuple[int, int], Event]]:
+    """Skeleton events of every task in [since, until), each with the cursor to go on strictly after it."""
+    at, n = cursor or (since_ms - 1, 1 << 62)
+    rows = tx.all(Q.between, at=at, n=n, until=until_ms, limit=limit)
+    return [((row[5], row[0]), Event(row[1], row[2], row[3], _mapping(tx, row[4]), row[5])) for row in rows]
+
+
+def last_payload(tx: Transaction, task: int, kind: str) -> Mapping[str, Any] | None:
+    """Payload of the newest event of one kind, or None."""
+    row = tx.one(Q.last_of_kind, task=task, kind=kind)
+    return None if row is None else _mapping(tx, row[1])
+
+
+def add_pulses(
+    tx: Transaction, task_id: str, *, execution_id: str, after_seq: int, number: int, packed: bytes
+) -> None:
+    """Store a pack of streamed events. Takes no lock on the task; a repeated pack is dropped."""
+    tx.run(
+        Q.insert_pulses, id=task_id, execution_id=execution_id, after_seq=after_seq, number=number, events=packed
+    )
+
+
+def pulses(
+    tx: Transaction, task_id: str, *, after: int, after_row: int = 0, limit: int = 100
+) -> list[tuple[int, int, Sequence[Mapping[str, Any]], int]]:
+    """Packs of the live attempt that came at or after skeleton event `after`: (row, after_seq, events, at)."""
+    rows = tx.all(Q.pulses, id=task_id, after=after, after_row=after_row, limit=limit)
+    return [(row[0], row[1], payloads.plain(tx, row[2]), row[3]) for row in rows]
+
+
+def _event(tx: Transaction, task_id: str, row: tuple[Any, ...]) -> Event:
+    seq, kind, blob, at, name, outcome, step_index, event_kind, risk = row
+    if step_index < 0:
+        return Event(task_id, seq, kind, _mapping(tx, blob), at)
+    payload: dict[str, Any] = {"step": step_index, "step_kind": event_kind}
+    if name:
+        payload["name"] = name
+    if risk:
+        payload["risk"] = risk
+    if outcome:
+        payload["outcome"] = outcome
+    if blob is not None:
+        payload["output" if outcome else "input"] = payloads.plain(tx, blob)
+    return Event(task_id, seq, kind, payload, at)
+
+
+def _mapping(tx: Transaction, blob: bytes) -> Mapping[str, Any]:
+    value = payloads.plain(tx, blob)
+    return value if isinstance(value, dict) else {"value": value}

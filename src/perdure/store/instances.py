@@ -1,0 +1,155 @@
+"""Instances: which worker processes live. A generation proves identity; only silence or a free lock proves death."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from perdure.errors import NotFound
+from perdure.model.instance import Instance, InstanceType
+from perdure.states import InstanceStatus
+from perdure.store import tasks as task_ops
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+
+Q = load("instances")
+T = load("tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a process learns when it registers: its row, id and generation."""
+
+    n: int
+    id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A task that the database says this instance owns."""
+
+    task_id: str
+    execution_id: str
+    status: str
+    deadline_at: int | None
+    pause_requested_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a heartbeat tells: whether the instance still counts as alive, and what it owns."""
+
+    alive: bool
+    status: str
+    owned: tuple[Held, ...]
+
+
+def register(
+    tx: Transaction,
+    *,
+    instance_id: str,
+    type: InstanceType,
+    host: str,
+    boot_id: str,
+    pid: int,
+    killable: bool,
+    agents: Collection[tuple[str, str]] = (),
+) -> Registration:
+    """Take a new generation and begin to beat. `agents` are (name, version) pairs this process can run."""
+    row = tx.one(Q.next_generation)
+    assert row is not None
+    generation = int(row[0])
+    row = tx.one(
+        Q.insert,
+        id=instance_id,
+        type=type,
+        host=host,
+        boot_id=boot_id,
+        pid=pid,
+        generation=generation,
+        killable=int(killable),
+    )
+    assert row is not None
+    for agent, version in sorted(agents):
+        tx.run(Q.insert_agent, instance=row[0], agent=agent, version=version)
+    return Registration(row[0], instance_id, generation)
+
+
+def beat(tx: Transaction, instance_id: str, *, generation: int, held: Collection[str]) -> Beat:
+    """Raise the counter and reconcile: attempts the database has open here but `held` (execution ids) does not
+    name are interrupted, for nobody runs them. A crashed or stopped instance stays so and learns it.
+    """
+    row = tx.one(Q.beat, id=instance_id)
+    if row is None:
+        return Beat(False, get(tx, instance_id).status, ())
+    owned = [Held(*found) for found in tx.all(T.owned_by_generation, generation=generation)]
+    kept = []
+    for one in owned:
+        if one.execution_id in held:
+            kept.append(one)
+        else:
+            task_ops.interrupt(tx, one.task_id, one.execution_id, reason="its worker no longer holds it")
+    return Beat(True, row[1], tuple(kept))
+
+
+def owned(tx: Transaction, *, generation: int) -> list[Held]:
+    """What the database says a generation owns."""
+    return [Held(*found) for found in tx.all(T.owned_by_generation, generation=generation)]
+
+
+def get(tx: Transaction, instance_id: str) -> Instance:
+    """The instance. Raises NotFound."""
+    row = tx.one(Q.get, id=instance_id)
+    if row is None:
+        raise NotFound(f"there is no instance {instance_id}")
+    return Instance.from_row(row)
+
+
+def alive(tx: Transaction) -> list[Instance]:
+    """Instances that count as alive, oldest first."""
+    return [Instance.from_row(row) for row in tx.all(Q.alive)]
+
+
+def crashed(tx: Transaction, *, limit: int = 100) -> list[Instance]:
+    """Instances that fell silent and have not been proven dead."""
+    return [Instance.from_row(row) for row in tx.all(Q.crashed, limit=limit)]
+
+
+def listing(tx: Transaction, *, limit: int = 100) -> list[Instance]:
+    """Instances, newest first."""
+    return [Instance.from_row(row) for row in tx.all(Q.list, limit=limit)]
+
+
+def mark_crashed(tx: Transaction, instance_id: str, *, heartbeat: int) -> bool:
+    """Declare an instance silent, unless it has beaten since the observer looked. True if this call did it."""
+    won = tx.run(Q.crash, id=instance_id, heartbeat=heartbeat) == 1
+    if won:
+        tx.hint()
+    return won
+
+
+def mark_stopped(tx: Transaction, instance_id: str) -> bool:
+    """The process has ended, or has acknowledged that it no longer owns anything. Idempotent."""
+    won = tx.run(Q.stop, id=instance_id) == 1
+    if won:
+        tx.hint()
+    return won
+
+
+def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
+    """End the open attempts of instances that are gone. Returns the ids of their tasks; a second pass finds none."""
+    done = []
+    for task_id, execution_id, instance_id in tx.all(T.orphans, limit=limit):
+        if task_ops.interrupt(tx, task_id, execution_id, reason=f"worker {instance_id} is gone"):
+            done.append(task_id)
+    return done
+
+
+def last_with_agent(tx: Transaction, agent: str) -> tuple[str, int, bool] | None:
+    """Who could run an agent last: (host, last heartbeat, alive), or None when nobody ever could."""
+    row = tx.one(Q.last_with_agent, agent=agent)
+    if row is None:
+        return None
+    return row[0], row[1], row[2] not in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
+

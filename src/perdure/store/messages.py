@@ -1,0 +1,220 @@
+"""A task's transcript, its checkpoints, and what others send to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perdure import codec
+from perdure.errors import LeaseLost, NotFound, Refused
+from perdure.model.delivery import Delivery
+from perdure.model.event import EventKind
+from perdure.model.message import Message, NewMessage
+from perdure.model.task import Fence, WaitKind
+from perdure.states import TaskStatus
+from perdure.store import events, payloads
+from perdure.store import tasks as task_ops
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+from perdure.store.sessions import check_id
+
+Q = load("messages")
+T = load("tasks")
+
+
+def append(tx: Transaction, fence: Fence, message: NewMessage, *, step_key: str) -> int:
+    """Append a message, found again by `step_key`: the second call with one key returns the first's seq."""
+    known = tx.one(Q.by_key, id=fence.task_id, step_key=step_key)
+    if known is not None:
+        return int(known[0])
+    row = tx.one(
+        T.next_message, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
+    )
+    if row is None:
+        task_ops.refuse(tx, fence, "message")
+    n, count, step_count = row
+    insert(tx, n, message, seq=count - 1, step_key=step_key, at_step=step_count)
+    return int(count - 1)
+
+
+def insert(
+    tx: Transaction, task: int, message: NewMessage, *, seq: int, step_key: str | None, at_step: int
+) -> None:
+    """One message under a number that the caller took."""
+    tx.run(
+        Q.insert,
+        task=task,
+        seq=seq,
+        role=message.role,
+        content=payloads.keep(tx, codec.pack(message.content)),
+        reasoning=message.reasoning,
+        tool_call_id=message.tool_call_id,
+        tool_name=message.tool_name,
+        tool_calls=None if message.tool_calls is None else payloads.keep(tx, codec.pack(message.tool_calls)),
+        step_key=step_key,
+        at_step=at_step,
+        created_at=tx.now if message.created_at_ms is None else message.created_at_ms,
+    )
+
+
+def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 10_000) -> list[Message]:
+    """Messages with seq > `after`, in order."""
+    return [
+        Message(
+            row[0],
+            row[1],
+            row[2],
+            payloads.plain(tx, row[3]),
+            *row[4:7],
+            payloads.plain(tx, row[7]),
+            *row[8:],
+        )
+        for row in tx.all(Q.list, id=task_id, after=after, limit=limit)
+    ]
+
+
+# -- checkpoints ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state that an agent saved. `state` is the canonical JSON."""
+
+    number: int
+    step_key: str
+    at_step: int
+    last_tool_call_id: str | None
+    state: bytes
+    created_at: int
+
+
+def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_key: str) -> int:
+    """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost."""
+    for known in checkpoints(tx, fence.task_id, limit=1000):
+        if known.step_key == step_key:
+            return known.number
+    row = tx.one(
+        T.next_checkpoint, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
+    )
+    if row is None:
+        task_ops.refuse(tx, fence, "checkpoint")
+    n, seq, number, step_count, tool_call_id = row
+    tx.run(
+        Q.insert_checkpoint,
+        task=n,
+        number=number,
+        step_key=step_key,
+        at_step=step_count,
+        last_tool_call_id=tool_call_id,
+        payload=payloads.keep(tx, state),
+    )
+    events.emit(tx, n, seq, EventKind.CHECKPOINT_CREATED, {"number": number, "at_step": step_count})
+    return int(number)
+
+
+def checkpoints(tx: Transaction, task_id: str, *, limit: int = 1) -> list[Checkpoint]:
+    """A task's checkpoints, newest first."""
+    rows = tx.all(Q.checkpoints, id=task_id, limit=limit)
+    return [Checkpoint(*row[:4], payloads.body(tx, row[4]), row[5]) for row in rows]
+
+
+# -- deliveries -----------------------------------------------------------------------------
+
+
+def send(
+    tx: Transaction, task_id: str, *, name: str, key: str | None, payload: codec.Packed, unread_limit: int
+) -> Delivery:
+    """Feed a task's `receive(name)`, also before it asks; wakes it in the same commit.
+
+    Idempotent by (task, name, key): a duplicate returns the first. Raises NotFound, and Refused when the task has
+    ended or already has `unread_limit` unread.
+    """
+    check_id(name, "name")
+    key = tx.new_token() if key is None else check_id(key, "key")
+    known = tx.one(Q.delivery_by_key, id=task_id, name=name, key=key)
+    if known is not None:
+        return Delivery(*known[:4], payloads.body(tx, known[4]), *known[5:])
+    row = tx.one(T.lock, id=task_id)
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    task = task_ops.task_from_row(row)
+    if task.status.is_terminal:
+        raise Refused(f"task {task_id} is {task.status}: nothing can be sent to it any more")
+    unread = tx.one(Q.count_unread, task=task.n)
+    if unread is not None and unread[0] >= unread_limit:
+        raise Refused(f"task {task_id} has {unread[0]} unread deliveries", limits=(f"unread {unread_limit}",))
+    delivery_id = tx.new_id()
+    tx.run(
+        Q.insert_delivery,
+        delivery_id=delivery_id,
+        task=task.n,
+        name=name,
+        key=key,
+        payload=payloads.keep(tx, payload),
+    )
+    _wake_receiver(tx, task_id, task.status, task.execution_id, name, task.waiting_for)
+    tx.hint()
+    return Delivery(delivery_id, task_id, name, key, b"", tx.now, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The oldest delivery of a name that no step has taken."""
+
+    n: int
+    payload: bytes
+
+
+def oldest_unread(tx: Transaction, task_id: str, name: str) -> Unread | None:
+    """What the next `receive(name)` takes, or None."""
+    row = tx.one(Q.oldest_unread, id=task_id, name=name)
+    return None if row is None else Unread(row[0], payloads.body(tx, row[2]))
+
+
+def add_artifact(
+    tx: Transaction, fence: Fence, *, name: str, content: codec.Packed, media_type: str, size: int
+) -> None:
+    """Store an artifact's content and tell of it. Raises LeaseLost."""
+    emit_owned(
+        tx,
+        fence,
+        EventKind.ARTIFACT_CREATED,
+        {"name": name, "media_type": media_type, "bytes": size},
+        content=content,
+    )
+
+
+def emit_owned(
+    tx: Transaction, fence: Fence, kind: str, payload: Any, *, content: codec.Packed | None = None
+) -> int:
+    """Write a skeleton event as the task's owner. Returns its seq. Raises LeaseLost."""
+    row = tx.one(
+        T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
+    )
+    if row is None:
+        raise LeaseLost(
+            f"task {fence.task_id} is no longer owned by this execution; the event was not written",
+            task_id=fence.task_id,
+            execution_id=fence.execution_id,
+        )
+    n, seq, _count = row
+    if content is not None:
+        blob = payloads.keep(tx, content)
+        payload = {**payload, "content": blob.hex()}
+    events.emit(tx, n, seq, kind, payload if isinstance(payload, dict) else {"value": payload})
+    return int(seq)
+
+
+def _wake_receiver(
+    tx: Transaction,
+    task_id: str,
+    status: TaskStatus,
+    execution_id: str | None,
+    name: str,
+    waiting_for: Sequence[Any],
+) -> None:
+    if status is not TaskStatus.WAITING or execution_id is not None:
+        return
+    if any(wait.kind is WaitKind.RECEIVE and name in wait.keys for wait in waiting_for):
+        task_ops.wake(tx, task_id)

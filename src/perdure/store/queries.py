@@ -1,0 +1,172 @@
+"""Named SQL from `sql/*.sql`, one text for two databases.
+
+A file holds queries that start with `-- name: NAME`, a comment that says why, and one statement; fragments
+that start with `-- fragment: NAME` are shared pieces such as a list of columns. Braces are filled once, at load,
+from words of states.py and from the dialect; values are always parameters (`:name`). Nothing else is put into SQL.
+
+    {from:claim} {to:claim}     sources as a list of literals, target as a literal, of task verbs
+    {from:question.answer}      the same for another machine
+    {status:question.open}      one status
+    {set:task.terminal}         a group: terminal, open, initial
+    {columns}                   a fragment of the same file
+    {now}                       the transaction's time
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from perdure.states import BY_NAME, TASK, Machine
+
+_HOLE = re.compile(r"\{([a-z_]+)(?::([a-z_.0-9]+))?\}")
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The words in which two databases differ."""
+
+    name: str
+    words: dict[str, str]
+
+    def word(self, name: str, argument: str | None) -> str | None:
+        """The dialect's word for a hole, or None when it is none."""
+        if name == "fill":
+            return f"WITH (fillfactor = {int(argument or 100)})" if self.name == "postgres" else ""
+        return self.words.get(name)
+
+
+SQLITE = Dialect(
+    "sqlite",
+    {
+        "int": "INTEGER",
+        "real": "REAL",
+        "text": "TEXT",
+        "blob": "BLOB",
+        "rowid": "INTEGER PRIMARY KEY",
+        "strict": "STRICT",
+        "skip_locked": "",
+        "for_update": "",
+        "now": ":now",
+        "least": "min",
+        "greatest": "max",
+    },
+)
+POSTGRES = Dialect(
+    "postgres",
+    {
+        "int": "BIGINT",
+        "real": "DOUBLE PRECISION",
+        "text": 'TEXT COLLATE "C"',
+        "blob": "BYTEA",
+        "rowid": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        "strict": "",
+        "skip_locked": "FOR UPDATE SKIP LOCKED",
+        "for_update": "FOR UPDATE",
+        "now": ":now",
+        "least": "LEAST",
+        "greatest": "GREATEST",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """One statement, ready for both databases."""
+
+    name: str
+    sqlite: str
+    postgres: str
+    parameters: frozenset[str]
+
+
+class Queries:
+    """The queries of one aggregate, as attributes."""
+
+    def __init__(self, aggregate: str, queries: dict[str, Query]) -> None:
+        self._aggregate = aggregate
+        self._queries = queries
+
+    def __getattr__(self, name: str) -> Query:
+        try:
+            return self._queries[name]
+        except KeyError:
+            raise AttributeError(f"sql/{self._aggregate}.sql has no query {name}") from None
+
+    def __iter__(self) -> Iterator[Query]:
+        return iter(self._queries.values())
+
+
+@cache
+def load(aggregate: str) -> Queries:
+    """The queries of `sql/AGGREGATE.sql`. Raises KeyError for a hole that nothing fills."""
+    text = (files("perdure.store") / "sql" / f"{aggregate}.sql").read_text(encoding="utf-8")
+    fragments: dict[str, str] = {}
+    queries: dict[str, Query] = {}
+    for kind, name, body in _blocks(text):
+        if kind == "fragment":
+            fragments[name] = _fill_fragments(body, fragments)
+            continue
+        body = _fill_fragments(body, fragments)
+        names = frozenset(_PARAMETER.findall(fill(body, SQLITE)))
+        queries[name] = Query(
+            f"{aggregate}.{name}",
+            fill(body, SQLITE),
+            _PARAMETER.sub(r"%(\1)s", fill(body, POSTGRES).replace("%", "%%")),
+            names,
+        )
+    return Queries(aggregate, queries)
+
+
+def fill(text: str, dialect: Dialect) -> str:
+    """`text` with its holes filled. Raises KeyError for an unknown one."""
+
+    def one(match: re.Match[str]) -> str:
+        name, argument = match[1], match[2]
+        word = dialect.word(name, argument)
+        if word is not None:
+            return word
+        if name == "statuses" and argument:
+            return _literals(BY_NAME[argument].statuses)
+        if argument is None:
+            raise KeyError(f"nothing fills {{{name}}}")
+        machine, verb = _machine(argument)
+        match name:
+            case "from":
+                return _literals(machine.sources(verb))
+            case "to":
+                return _literals((machine.target(verb),))
+            case "status":
+                return _literals((next(status for status in machine.statuses if status == verb),))
+            case "set":
+                return _literals({"terminal": machine.terminal, "open": machine.open, "initial": machine.initial}[verb])
+        raise KeyError(f"nothing fills {{{name}:{argument}}}")
+
+    return _HOLE.sub(one, text)
+
+
+def _machine(argument: str) -> tuple[Machine, str]:
+    name, _, verb = argument.rpartition(".")
+    return (BY_NAME[name] if name else TASK), verb
+
+
+def _literals(words: tuple[str, ...]) -> str:
+    assert words and all(word.isidentifier() for word in words), words
+    return ", ".join(f"'{word}'" for word in words)
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
+    parts = re.split(r"^-- (name|fragment): ([a-z_]+)$", text, flags=re.MULTILINE)
+    for kind, name, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")]
+        yield kind, name, "\n".join(lines).strip().rstrip(";")
+
+
+def _fill_fragments(body: str, fragments: dict[str, str]) -> str:
+    for name, text in fragments.items():
+        body = body.replace("{" + name + "}", text)
+    return body

@@ -1,0 +1,228 @@
+"""Questions: what a person must answer. An answer is bound to what was asked, given once, and spent once.
+
+Locks: session, then the task's row, then the question. A question about a call is found again by its step key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perdure import codec
+from perdure.errors import BadInput, NotFound
+from perdure.model.question import NewQuestion, Question, QuestionKind
+from perdure.model.task import Fence, Task, WaitKind
+from perdure.states import QUESTION, QuestionStatus, TaskStatus
+from perdure.store import ends, events, payloads, sessions
+from perdure.store import tasks as task_ops
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+from perdure.store.tasks import task_from_row
+
+Q = load("questions")
+T = load("tasks")
+
+
+def open_question(tx: Transaction, fence: Fence, new: NewQuestion) -> Question:
+    """Ask, as the owner of the task. A question of this kind and step that is still live is returned instead.
+
+    Raises LeaseLost.
+    """
+    task = _lock(tx, fence.task_id)
+    known = live_for_step(tx, fence.task_id, new.kind, new.step_key)
+    if known is not None:
+        return known
+    if task.execution_id != fence.execution_id or task.generation != fence.generation:
+        task_ops.refuse(tx, fence, "question")
+    return insert(tx, task, new, revision=sessions.raise_revision(tx, task.root_session_id))
+
+
+def insert(tx: Transaction, task: Task, new: NewQuestion, *, revision: int) -> Question:
+    """Open a question under a held session; for the verbs of recovery and ends."""
+    row = tx.one(Q.next_number)
+    assert row is not None
+    question_id = f"Q{row[0]}"
+    tx.run(
+        Q.insert,
+        id=question_id,
+        session_id=task.session_id,
+        task=task.n,
+        step_key=new.step_key,
+        kind=new.kind,
+        to=new.to,
+        text=new.text,
+        evidence=payloads.keep(tx, new.evidence),
+        digest=new.digest,
+        expires_at=new.expires_at_ms,
+        revision=revision,
+    )
+    _tell(tx, task.id, QUESTION.event("open"), {"question": question_id, "question_kind": new.kind, "text": new.text})
+    return get(tx, question_id)
+
+
+def get(tx: Transaction, question_id: str) -> Question:
+    """The question. Raises NotFound."""
+    row = tx.one(Q.get, id=question_id)
+    if row is None:
+        raise NotFound(f"there is no question {question_id}")
+    return Question.from_row(row)
+
+
+def evidence(tx: Transaction, question: Question) -> object:
+    """What the question rests on, as recorded."""
+    return payloads.plain(tx, question.evidence)
+
+
+def find(tx: Transaction, ending: str) -> str:
+    """The id of the one question that is called so or whose id ends so. Raises NotFound or BadInput."""
+    ending = ending.lstrip("…")
+    if tx.one(Q.get, id=ending) is not None:
+        return ending
+    found = [row[0] for row in tx.all(Q.by_ending, ending=ending)] if ending else []
+    if not found:
+        raise NotFound(f"there is no question {ending}; `perdure questions` lists the open ones")
+    if len(found) > 1:
+        raise BadInput(f"several questions end in {ending}: {', '.join(found[:5])}", field="question")
+    return str(found[0])
+
+
+def live_for_step(tx: Transaction, task_id: str, kind: str, step_key: str) -> Question | None:
+    """The question of a call that was asked already and is open, or answered and not spent."""
+    row = tx.one(Q.live_for_step, task_id=task_id, kind=kind, step_key=step_key)
+    return None if row is None else Question.from_row(row)
+
+
+def open_list(
+    tx: Transaction, *, to: str | None = None, session_id: str | None = None, after: int = 0, limit: int = 100
+) -> list[Question]:
+    """Open questions, oldest first, after row `after`. A limit outside 1..200 is clamped."""
+    rows = tx.all(Q.open_list, to=to, session_id=session_id, after=after, limit=max(1, min(200, limit)))
+    return [Question.from_row(row) for row in rows]
+
+
+def of_task(tx: Transaction, task_id: str, *, limit: int = 50) -> list[Question]:
+    """A task's questions, newest first, whatever became of them."""
+    return [Question.from_row(row) for row in tx.all(Q.of_task, task_id=task_id, limit=limit)]
+
+
+def approve(tx: Transaction, question_id: str, *, by: str, anyway: bool = False) -> Question:
+    """Say yes. Answering twice changes nothing and returns the first answer. Raises NotFound, BadInput."""
+    return _settle(tx, question_id, "approve", by=by, anyway=anyway)
+
+
+def deny(tx: Transaction, question_id: str, *, by: str, reason: str) -> Question:
+    """Say no, and why."""
+    return _settle(tx, question_id, "deny", by=by, reason=reason)
+
+
+def answer(
+    tx: Transaction, question_id: str, *, by: str, value: codec.Packed, reason: str = "", anyway: bool = False
+) -> Question:
+    """Answer an open question of the agent, or say what became of a call.
+
+    `anyway`: run a call again although its old owner has not been proven gone; it is on record.
+    """
+    return _settle(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)
+
+
+def expire(tx: Transaction, *, limit: int = 100) -> list[Question]:
+    """Close questions whose time is over: nobody said no. A resume question's task fails with `expired`."""
+    done = []
+    for (question_id,) in tx.all(Q.expired, limit=limit):
+        done.append(_settle(tx, question_id, "expire", by="", reason="nobody answered in time"))
+    return done
+
+
+def unnotified(tx: Transaction, *, limit: int = 100) -> list[Question]:
+    """Open questions nobody has been told of yet."""
+    return [Question.from_row(row) for row in tx.all(Q.unnotified, limit=limit)]
+
+
+def mark_notified(tx: Transaction, question_id: str) -> bool:
+    """Note that someone was told. True if this call did it."""
+    return tx.run(Q.mark_notified, id=question_id) == 1
+
+
+def _settle(
+    tx: Transaction,
+    question_id: str,
+    verb: str,
+    *,
+    by: str,
+    value: codec.Packed | None = None,
+    reason: str = "",
+    anyway: bool = False,
+) -> Question:
+    found = get(tx, question_id)
+    task = _lock(tx, found.task_id)
+    found = get(tx, question_id)
+    _check_verb(found, verb)
+    if found.status is not QuestionStatus.OPEN:
+        return _second_answer(tx, found, anyway=anyway)
+    revision = sessions.raise_revision(tx, task.root_session_id)
+    tx.run(
+        Q.answer,
+        id=question_id,
+        status=QUESTION.target(verb),
+        answer=None if value is None else payloads.keep(tx, value),
+        answered_by=by or None,
+        reason=reason or None,
+        anyway=int(anyway),
+        revision=revision,
+    )
+    _tell(tx, task.id, QUESTION.event(verb), {"question": question_id, "by": by, "reason": reason})
+    _move_on(tx, task, found, verb, by=by, reason=reason, revision=revision)
+    tx.hint()
+    return get(tx, question_id)
+
+
+def _move_on(tx: Transaction, task: Task, question: Question, verb: str, *, by: str, reason: str, revision: int) -> None:
+    """What an answer sets going, in its own commit."""
+    if question.kind is QuestionKind.RESUME and task.status is TaskStatus.INTERRUPTED:
+        if verb == "approve":
+            payload = payloads.plain(tx, question.evidence)
+            replay_from = payload.get("replay_from") if isinstance(payload, dict) else None
+            task_ops.recover(tx, task, revision=revision, counts=False, from_zero=True, replay_from=replay_from)
+            tx.run(Q.spend, id=question.id)
+        elif verb in ("deny", "expire"):
+            ends.abandon(tx, task, revision=revision, denied=verb == "deny", by=by, reason=reason)
+        return
+    waits_for_it = any(w.kind is WaitKind.QUESTION and question.id in w.keys for w in task.waiting_for)
+    if task.status is TaskStatus.WAITING and task.execution_id is None and waits_for_it:
+        task_ops.wake(tx, task.id)
+
+
+def _second_answer(tx: Transaction, found: Question, *, anyway: bool) -> Question:
+    """A second answer changes nothing, but may add that a stored one shall act without proof."""
+    if anyway and not found.anyway and found.spent_at is None:
+        tx.run(Q.allow_anyway, id=found.id)
+        tx.hint()
+        return replace(found, anyway=True)
+    return found
+
+
+def _check_verb(question: Question, verb: str) -> None:
+    yes_or_no = question.kind.is_yes_or_no
+    if verb in ("approve", "deny") and not yes_or_no:
+        raise BadInput(
+            f"{question.id} is a question of kind {question.kind}: it wants an answer, not a yes or no", field="answer"
+        )
+    if verb == "answer" and yes_or_no:
+        raise BadInput(
+            f"{question.id} is a question of kind {question.kind}: approve or deny it", field="answer"
+        )
+
+
+def _lock(tx: Transaction, task_id: str) -> Task:
+    place = tx.one(T.place, id=task_id)
+    if place is None:
+        raise NotFound(f"there is no task {task_id}")
+    sessions.lock(tx, place[1])
+    row = tx.one(T.lock, id=task_id)
+    assert row is not None, task_id
+    return task_from_row(row)
+
+
+def _tell(tx: Transaction, task_id: str, kind: str, payload: dict[str, object]) -> None:
+    row = tx.one(T.next_seq, id=task_id)
+    assert row is not None, task_id
+    events.emit(tx, row[0], row[1], kind, payload)

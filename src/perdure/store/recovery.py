@@ -1,0 +1,177 @@
+"""Recovery: for each interrupted task one decision, stored with its reasons, and acted on in the same transaction.
+
+The decision itself is pure (policy/recovery.py). Acting is a compare-and-set: of two workers one wins, and a second
+pass finds nothing. A skip or a park opens a question, so that no task is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perdure import codec
+from perdure.model.question import NewQuestion, QuestionKind
+from perdure.model.task import Task
+from perdure.policy.recovery import Case, Decision, DoubtfulStep, Verdict, decide
+from perdure.policy.risk import Risk
+from perdure.states import TASK, TaskStatus
+from perdure.store import ends, events, payloads, questions, sessions
+from perdure.store import tasks as task_ops
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+from perdure.store.tasks import read_error, task_from_row
+
+Q = load("recovery")
+S = load("steps")
+T = load("tasks")
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was decided for one task, and the question that was opened for it, if any."""
+
+    task: Task
+    decision: Decision
+    question_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PastDecision:
+    """A stored decision, for `why`."""
+
+    execution_id: str
+    verdict: str
+    rule: str
+    reasons: tuple[str, ...]
+    evidence: Mapping[str, Any]
+    at: int
+
+
+def interrupted(tx: Transaction, *, limit: int = 100) -> list[str]:
+    """Ids of interrupted tasks that no open question speaks for, oldest first."""
+    return [row[0] for row in tx.all(T.interrupted, limit=limit)]
+
+
+def examine(tx: Transaction, task_id: str, *, recovery_limit: int) -> Decision:
+    """What recovery would decide for a task now, without acting: the dry run."""
+    return decide(_case(tx, task_ops.get(tx, task_id), recovery_limit=recovery_limit))
+
+
+def act(
+    tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_ms: int
+) -> Recovered | None:
+    """Decide, store the decision, and move the task or open its question. None when there is nothing to do."""
+    place = tx.one(T.place, id=task_id)
+    if place is None or place[3] != TaskStatus.INTERRUPTED:
+        return None
+    sessions.lock(tx, place[1])
+    row = tx.one(T.lock, id=task_id)
+    assert row is not None, task_id
+    task = task_from_row(row)
+    if task.status is not TaskStatus.INTERRUPTED or questions.live_for_step(tx, task_id, QuestionKind.RESUME, ""):
+        return None
+    case = _case(tx, task, recovery_limit=recovery_limit)
+    decision = decide(case)
+    _store(tx, task, decision)
+    if decision.verdict is Verdict.TIMED_OUT:
+        ends.time_out(tx, task_id)
+        return Recovered(task, decision, None)
+    revision = sessions.raise_revision(tx, task.root_session_id)
+    if decision.verdict is Verdict.AUTO_RESUME:
+        task_ops.recover(tx, task, revision=revision, counts=decision.counts)
+        return Recovered(task, decision, None)
+    assert decision.question is not None, decision
+    evidence = dict(decision.evidence)
+    if decision.verdict is Verdict.SKIP:
+        # A yes starts again after what cannot be read: the records before are not used.
+        evidence["replay_from"] = task.step_count
+    opened = questions.insert(
+        tx,
+        task,
+        NewQuestion(
+            QuestionKind.RESUME,
+            decision.question.text,
+            evidence=codec.pack(codec.evidence(evidence)),
+            expires_at_ms=tx.now + question_expiry_ms,
+        ),
+        revision=revision,
+    )
+    tx.hint()
+    return Recovered(task, decision, opened.id)
+
+
+def decisions(tx: Transaction, task_id: str, *, limit: int = 20) -> list[PastDecision]:
+    """What was decided for a task so far, newest first."""
+    return [
+        PastDecision(row[0], row[1], row[2], tuple(json.loads(row[3])), payloads.plain(tx, row[4]), row[5])
+        for row in tx.all(Q.of_task, id=task_id, limit=limit)
+    ]
+
+
+def _store(tx: Transaction, task: Task, decision: Decision) -> None:
+    last = tx.one(Q.last_attempt, task=task.n)
+    tx.run(
+        Q.insert,
+        task=task.n,
+        execution_id="" if last is None else last[0],
+        verdict=decision.verdict,
+        rule=decision.rule,
+        reasons=json.dumps(decision.reasons),
+        evidence=payloads.small(tx, dict(decision.evidence)),
+    )
+
+
+def _case(tx: Transaction, task: Task, *, recovery_limit: int) -> Case:
+    """Everything the decision looks at, from one snapshot."""
+    shape = tx.one(S.shape, task=task.n)
+    assert shape is not None
+    count, first, last = shape
+    told = events.last_payload(tx, task.n, TASK.event("interrupt")) or {}
+    trace_error = told.get("trace_error") or None
+    if trace_error is None and count and (first != 0 or last != count - 1 or count != task.step_count):
+        trace_error = f"it holds {count} of {task.step_count} records; some are missing or doubled"
+    if trace_error is not None and task.replay_from >= task.step_count - 1 > 0:
+        trace_error = None  # A person has already said to start after the damage.
+    doubtful = tx.all(S.in_doubt, task=task.n, from_index=task.replay_from)
+    return Case(
+        task_id=task.id,
+        agent=task.agent,
+        now_ms=tx.now,
+        deadline_at=task.deadline_at,
+        declared_risk=Risk.parse(task.risk),
+        resume="ask" if task.resume == "ask" else "auto",
+        trace_error=trace_error,
+        record_count=count,
+        recoveries_without_progress=task.recoveries,
+        recovery_limit=recovery_limit,
+        in_doubt=tuple(
+            DoubtfulStep(step_index=row[0], name=row[1], key=row[2], risk=Risk.parse(row[3]), reconcilable=bool(row[4]))
+            for row in doubtful
+        ),
+        was_waiting=bool(told.get("was_waiting")),
+        crash_history=_crash_history(tx, task) if task.recoveries >= recovery_limit else (),
+        last_steps=tuple(_describe(row) for row in tx.all(S.last, task=task.n, limit=_SHOWN)),
+        recorded_calls=tuple(
+            f"step {row[0]}: {row[1]}" for row in tx.all(S.dangerous_done, task=task.n, limit=50)
+        )
+        if trace_error is not None
+        else (),
+    )
+
+
+def _crash_history(tx: Transaction, task: Task) -> tuple[str, ...]:
+    rows = tx.all(Q.crash_history, task=task.n, limit=10)
+    return tuple(
+        f"attempt {number} on {instance} ended {status}: {read_error(tx, error) or 'no error was recorded'}"
+        for number, status, instance, _at, error in rows
+    )
+
+
+def _describe(row: tuple[Any, ...]) -> str:
+    index, kind, name, outcome = row
+    what = f"{kind} {name}" if name else kind
+    return f"step {index}: {what}" + (f" ({outcome})" if outcome else "")

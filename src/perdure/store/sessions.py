@@ -1,0 +1,60 @@
+"""Sessions: the row that orders every change under one root, and the first lock of each verb that touches one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.errors import BadInput, NotFound
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+
+Q = load("sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session's row."""
+
+    id: str
+    parent_session_id: str | None
+    revision: int
+    created_at: int
+
+
+def ensure(tx: Transaction, session_id: str, *, parent_session_id: str | None = None) -> None:
+    """Make the session if there is none with this id. Idempotent."""
+    tx.run(Q.insert, id=check_id(session_id, "session"), parent_session_id=parent_session_id)
+
+
+def get(tx: Transaction, session_id: str) -> Session:
+    """The session. Raises NotFound."""
+    row = tx.one(Q.get, id=session_id)
+    if row is None:
+        raise NotFound(f"there is no session {session_id}")
+    return Session(*row)
+
+
+def lock(tx: Transaction, session_id: str) -> None:
+    """Hold the session until the transaction ends: nobody else changes what lies under it meanwhile."""
+    if tx.one(Q.lock, id=session_id) is None:
+        raise NotFound(f"there is no session {session_id}")
+
+
+def raise_revision(tx: Transaction, session_id: str) -> int:
+    """The next revision of a locked session, for the rows that change with it to carry."""
+    row = tx.one(Q.raise_revision, id=session_id)
+    assert row is not None, session_id
+    return int(row[0])
+
+
+def check_id(text: str, field: str) -> str:
+    """`text`, if it can be an id: 1 to 512 bytes of UTF-8 without NUL. Raises BadInput otherwise."""
+    if not isinstance(text, str):
+        raise BadInput(f"{field} must be text, not {type(text).__name__}", field=field)
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise BadInput(f"{field} holds half of a surrogate pair, which is no text; clean it first", field=field) from None
+    if not 1 <= size <= 512 or "\x00" in text:
+        raise BadInput(f"{field} must be 1 to 512 bytes of text without NUL; it has {size} bytes", field=field)
+    return text

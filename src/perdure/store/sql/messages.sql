@@ -1,0 +1,70 @@
+-- Messages, checkpoints, deliveries.
+
+-- name: insert
+INSERT INTO messages (
+    task, seq, role, content, reasoning, tool_call_id, tool_name, tool_calls, step_key, at_step, created_at
+) VALUES (
+    :task, :seq, :role, :content, :reasoning, :tool_call_id, :tool_name, :tool_calls, :step_key, :at_step, :created_at
+)
+
+-- name: by_key
+SELECT m.seq
+FROM messages m
+JOIN tasks t ON t.n = m.task
+WHERE t.id = :id AND m.step_key = :step_key
+
+-- name: keys
+SELECT m.step_key
+FROM messages m
+JOIN tasks t ON t.n = m.task
+WHERE t.id = :id AND m.step_key IS NOT NULL
+ORDER BY m.seq
+
+-- name: list
+SELECT t.id, m.seq, m.role, m.content, m.reasoning, m.tool_call_id, m.tool_name, m.tool_calls, m.step_key, m.at_step,
+    m.created_at
+FROM messages m
+JOIN tasks t ON t.n = m.task
+WHERE t.id = :id AND m.seq > :after
+ORDER BY m.seq
+LIMIT :limit
+
+-- name: insert_checkpoint
+INSERT INTO checkpoints (task, number, step_key, at_step, last_tool_call_id, payload, created_at)
+VALUES (:task, :number, :step_key, :at_step, :last_tool_call_id, :payload, {now})
+
+-- name: checkpoints
+SELECT c.number, c.step_key, c.at_step, c.last_tool_call_id, c.payload, c.created_at
+FROM checkpoints c
+JOIN tasks t ON t.n = c.task
+WHERE t.id = :id
+ORDER BY c.number DESC
+LIMIT :limit
+
+-- name: delivery_by_key
+SELECT d.id, t.id, d.name, d.key, d.payload, d.sent_at, d.step_key
+FROM deliveries d
+JOIN tasks t ON t.n = d.task
+WHERE t.id = :id AND d.name = :name AND d.key = :key
+
+-- name: insert_delivery
+INSERT INTO deliveries (id, task, name, key, payload, sent_at)
+VALUES (:delivery_id, :task, :name, :key, :payload, {now})
+
+-- name: count_unread
+SELECT count(*)
+FROM deliveries d
+WHERE d.task = :task AND d.step_key IS NULL
+
+-- name: oldest_unread
+SELECT d.n, d.id, d.payload, d.sent_at
+FROM deliveries d
+JOIN tasks t ON t.n = d.task
+WHERE t.id = :id AND d.name = :name AND d.step_key IS NULL
+ORDER BY d.n
+LIMIT 1
+
+-- name: take_delivery
+UPDATE deliveries
+SET step_key = :step_key
+WHERE n = :n AND step_key IS NULL

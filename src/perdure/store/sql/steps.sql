@@ -1,0 +1,89 @@
+-- Steps and notes: the trace.
+
+-- fragment: columns
+t.id, s.step_index, s.event_kind, s.name, s.key, s.try_number, s.risk, s.payload, s.outcome, s.output, s.attempt,
+s.token, s.child_task_id, s.tool_call_id, s.prompt_tokens, s.completion_tokens, s.cost, s.started_seq, s.ended_seq,
+s.timestamp, s.ended_at, s.retried_at
+
+-- name: insert
+INSERT INTO steps (
+    task, step_index, event_kind, name, key, try_number, risk, reconcilable, payload, outcome, output, attempt, token,
+    child_task_id, tool_call_id, prompt_tokens, completion_tokens, cost, started_seq, ended_seq, timestamp, ended_at
+) VALUES (
+    :task, :step_index, :event_kind, :name, :key, :try_number, :risk, :reconcilable, :payload, :outcome, :output,
+    :attempt, :token, :child_task_id, :tool_call_id, :prompt_tokens, :completion_tokens, :cost, :started_seq,
+    :ended_seq, :timestamp, :ended_at
+)
+
+-- name: end
+-- The outcome of a step that was begun. Only an open one can be ended.
+UPDATE steps
+SET outcome = :outcome, output = :output, ended_seq = :ended_seq, ended_at = {now}, attempt = :attempt,
+    prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, cost = :cost
+WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
+
+-- name: mark_retried
+UPDATE steps
+SET retried_at = {now}
+WHERE task = :task AND step_index = :step_index
+
+-- name: trace
+-- The whole history of a task in one range of one index.
+SELECT {columns}
+FROM tasks t
+JOIN steps s ON s.task = t.n
+WHERE t.id = :id AND s.step_index >= :from_index
+ORDER BY s.step_index
+LIMIT :limit
+
+-- name: by_key
+SELECT {columns}
+FROM tasks t
+JOIN steps s ON s.task = t.n
+WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
+
+-- name: shape
+-- Is the trace whole? Its rows against the counter, in one range.
+SELECT count(*), min(s.step_index), max(s.step_index)
+FROM steps s
+WHERE s.task = :task
+
+-- name: in_doubt
+SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable
+FROM steps s
+WHERE s.task = :task AND s.outcome IS NULL AND s.risk IN ('medium', 'high', 'critical')
+    AND s.step_index >= :from_index
+ORDER BY s.step_index
+
+-- name: last
+SELECT s.step_index, s.event_kind, s.name, s.outcome
+FROM steps s
+WHERE s.task = :task
+ORDER BY s.step_index DESC
+LIMIT :limit
+
+-- name: dangerous_done
+-- Recorded calls above medium, which a start from the beginning would make again.
+SELECT s.step_index, s.name, s.outcome
+FROM steps s
+WHERE s.task = :task AND s.risk IN ('high', 'critical')
+ORDER BY s.step_index
+LIMIT :limit
+
+-- name: effects
+-- Every call that may have changed the world.
+SELECT {columns}, t.agent, t.status
+FROM steps s
+JOIN tasks t ON t.n = s.task
+WHERE s.risk IN ('medium', 'high', 'critical') AND s.timestamp >= :since AND s.n > :after
+    AND (:in_doubt = 0 OR s.outcome IS NULL)
+ORDER BY s.timestamp, s.n
+LIMIT :limit
+
+-- name: owner_instance
+-- Who held the task when this step was begun.
+SELECT a.instance_id, i.status, i.host, i.pid, a.execution_id
+FROM attempts a
+JOIN tasks t ON t.n = a.task
+LEFT JOIN instances i ON i.id = a.instance_id
+WHERE t.id = :id AND a.number = :number

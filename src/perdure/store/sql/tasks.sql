@@ -1,0 +1,426 @@
+-- Tasks: admission, ownership, ends, lists.
+
+-- fragment: columns
+t.n, t.id, t.session_id, t.root_session_id, t.root_task_id, t.parent_task_id, t.turn_id, t.caller_agent_id,
+t.caller_scope_id, t.idempotency_key, t.work_digest, t.agent, t.version, t.definition_hash, t.provider_profile,
+t.provider_name, t.model_id, t.mode, t.lane, t.execution, t.priority, t.rank, t.pause_requested_at, t.depth,
+t.plan_item_id, t.signal_delivery, t.risk, t.risk_seen, t.resume, t.status, t.waiting_for, t.available_at,
+t.deadline_at, t.execution_id, t.instance_id, t.generation, t.attempt, t.failures, t.recoveries, t.error, t.result,
+t.prompt_tokens, t.completion_tokens, t.cost, t.tool_calls, t.iterations, t.completion_reserved, t.checkpoint,
+t.last_tool_call_id, t.forked_from, t.origin, t.event_seq, t.step_count, t.message_count, t.replay_from, t.revision,
+t.created_at, t.updated_at, t.started_at, t.finished_at
+
+-- fragment: proof
+n, event_seq, attempt, prompt_tokens, completion_tokens, cost, tool_calls, iterations
+
+-- name: insert
+INSERT INTO tasks (
+    id, session_id, root_session_id, root_task_id, parent_task_id, turn_id, caller_agent_id, caller_scope_id,
+    idempotency_key, work_digest, agent, version, definition_hash, mode, lane, execution, priority, rank, depth,
+    risk, risk_seen, resume, status, available_at, deadline_at, forked_from, origin, replay_from, event_seq,
+    revision, created_at, updated_at
+) VALUES (
+    :id, :session_id, :root_session_id, :root_task_id, :parent_task_id, :turn_id, :caller_agent_id, :caller_scope_id,
+    :idempotency_key, :work_digest, :agent, :version, :definition_hash, :mode, :lane, :execution, :priority, :rank,
+    :depth, :risk, :risk_seen, :resume, {to:admit}, :available_at, :deadline_at, :forked_from, :origin, 0, 1,
+    :revision, {now}, {now}
+) RETURNING n
+
+-- name: insert_input
+INSERT INTO task_inputs (task, prompt, context, budget, tags, metadata)
+VALUES (:task, :prompt, :context, :budget, :tags, :metadata)
+
+-- name: get
+SELECT {columns}
+FROM tasks t
+WHERE t.id = :id
+
+-- name: get_input
+SELECT i.prompt, i.context, i.budget, i.signal_contract, i.tags, i.metadata
+FROM task_inputs i
+JOIN tasks t ON t.n = i.task
+WHERE t.id = :id
+
+-- name: by_key
+SELECT {columns}
+FROM tasks t
+WHERE t.root_session_id = :root_session_id AND t.caller_scope_id = :caller_scope_id
+    AND t.idempotency_key = :idempotency_key
+
+-- name: by_ending
+-- Ids are typed by their endings on the command line; the newest are looked at.
+SELECT t.id
+FROM tasks t
+WHERE substr(t.id, length(t.id) - length(CAST(:ending AS {text})) + 1) = CAST(:ending AS {text})
+ORDER BY t.created_at DESC, t.id DESC
+LIMIT 20
+
+-- name: newest_open_like
+-- The newest open task of the same agent and work, for a second `run` of the same line.
+SELECT {columns}
+FROM tasks t
+WHERE t.status IN ({set:task.open}) AND t.agent = :agent AND t.work_digest = :work_digest
+    AND t.parent_task_id IS NULL
+ORDER BY t.created_at DESC, t.id DESC
+LIMIT 1
+
+-- name: list_session
+SELECT {columns}
+FROM tasks t
+WHERE t.root_session_id = :root_session_id
+    AND (t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id))
+ORDER BY t.created_at DESC, t.id DESC
+LIMIT :limit
+
+-- name: list_all
+SELECT {columns}
+FROM tasks t
+WHERE t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id)
+ORDER BY t.created_at DESC, t.id DESC
+LIMIT :limit
+
+-- name: list_status
+SELECT {columns}
+FROM tasks t
+WHERE t.status = :status
+    AND (t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id))
+ORDER BY t.created_at DESC, t.id DESC
+LIMIT :limit
+
+-- name: list_open
+-- The status list lets the partial index of open tasks answer.
+SELECT {columns}
+FROM tasks t
+WHERE t.finished_at IS NULL
+    AND (t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id))
+ORDER BY t.created_at DESC, t.id DESC
+LIMIT :limit
+
+-- name: changed_since
+SELECT {columns}
+FROM tasks t
+WHERE t.root_session_id = :root_session_id AND t.revision > :revision
+ORDER BY t.revision, t.id
+LIMIT :limit
+
+-- name: children
+SELECT {columns}
+FROM tasks t
+WHERE t.parent_task_id = :parent_task_id
+ORDER BY t.created_at, t.id
+LIMIT :limit
+
+-- name: count_open_children
+SELECT count(*)
+FROM tasks t
+WHERE t.parent_task_id = :parent_task_id AND t.status IN ({set:task.open})
+
+-- name: count_children
+SELECT count(*)
+FROM tasks t
+WHERE t.parent_task_id = :parent_task_id
+
+-- name: count_descendants
+WITH RECURSIVE below (id) AS (
+    SELECT c.id
+    FROM tasks c
+    WHERE c.parent_task_id = :id
+    UNION ALL
+    SELECT c.id
+    FROM tasks c
+    JOIN below b ON c.parent_task_id = b.id
+)
+SELECT count(*)
+FROM below
+
+-- name: usage_below
+-- What a task's descendants have consumed, for budgets that cover them.
+WITH RECURSIVE below (id) AS (
+    SELECT c.id
+    FROM tasks c
+    WHERE c.parent_task_id = :id
+    UNION ALL
+    SELECT c.id
+    FROM tasks c
+    JOIN below b ON c.parent_task_id = b.id
+)
+SELECT coalesce(sum(t.prompt_tokens + t.completion_tokens), 0), coalesce(sum(t.cost), 0), coalesce(sum(t.tool_calls), 0)
+FROM tasks t
+WHERE t.id IN (SELECT b.id FROM below b)
+
+-- name: outcome
+SELECT t.id, t.status, t.result, t.error
+FROM tasks t
+WHERE t.id = :id AND t.status IN ({set:task.terminal})
+
+-- name: counts_by_status
+SELECT t.status, count(*)
+FROM tasks t
+GROUP BY t.status
+ORDER BY t.status
+
+-- name: place
+-- Where a task hangs: read without a lock, for none of it ever changes.
+SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id
+FROM tasks t
+WHERE t.id = :id
+
+-- name: lock_family
+-- Every row that an end touches: the task, its parent (to be woken) and its open descendants, in one order for all.
+WITH RECURSIVE family (id, mode, level) AS (
+    SELECT t.id, t.mode, 0
+    FROM tasks t
+    WHERE t.id = :id
+    UNION ALL
+    SELECT c.id, c.mode, f.level + 1
+    FROM tasks c
+    JOIN family f ON c.parent_task_id = f.id
+    WHERE c.status IN ({set:task.open}) AND f.level < 1000
+)
+SELECT {columns}
+FROM tasks t
+WHERE t.id IN (SELECT f.id FROM family f) OR t.id = :parent_task_id
+ORDER BY t.id
+{for_update}
+
+-- name: lock
+SELECT {columns}
+FROM tasks t
+WHERE t.id = :id
+{for_update}
+
+-- name: claim
+-- Main before subagent is the caller's order; inside a lane the lowest rank that is due. SKIP LOCKED on PostgreSQL
+-- lets workers pass each other; SQLite has one writer.
+UPDATE tasks
+SET status = {to:claim}, execution_id = :execution_id, instance_id = :instance_id, generation = :generation,
+    attempt = attempt + 1, event_seq = event_seq + 2, step_count = step_count + 1, updated_at = {now},
+    started_at = coalesce(started_at, {now})
+WHERE n = (
+    SELECT q.n
+    FROM tasks q
+    WHERE q.status = {from:claim} AND q.lane = :lane AND q.available_at <= {now}
+        AND EXISTS (
+            SELECT 1
+            FROM instance_agents a
+            WHERE a.instance = :instance AND a.agent = q.agent AND (q.version = '' OR a.version = q.version)
+        )
+    ORDER BY q.rank, q.n
+    LIMIT 1
+    {skip_locked}
+)
+RETURNING n
+
+-- name: claim_this
+-- The same for one task that was just admitted here.
+UPDATE tasks
+SET status = {to:claim}, execution_id = :execution_id, instance_id = :instance_id, generation = :generation,
+    attempt = attempt + 1, event_seq = event_seq + 2, step_count = step_count + 1, updated_at = {now},
+    started_at = coalesce(started_at, {now})
+WHERE id = :id AND status = {from:claim} AND available_at <= {now}
+RETURNING n
+
+-- name: claimed
+SELECT {columns}, i.prompt, i.context, i.budget, i.signal_contract, i.tags, i.metadata
+FROM tasks t
+JOIN task_inputs i ON i.task = t.n
+WHERE t.n = :n
+
+-- name: next_due
+-- When the earliest pending task that is not due yet becomes due.
+SELECT min(t.available_at)
+FROM tasks t
+WHERE t.status = {from:claim} AND t.available_at > {now}
+
+-- name: wait
+UPDATE tasks
+SET status = {to:wait}, waiting_for = :waiting_for, available_at = :available_at, event_seq = event_seq + 1,
+    updated_at = {now}
+WHERE id = :id AND status IN ({from:wait}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: rewait
+-- What a waiting task waits for has changed: one of several calls was answered, or another began to wait.
+UPDATE tasks
+SET waiting_for = :waiting_for, available_at = :available_at, updated_at = {now}
+WHERE id = :id AND status IN ({to:wait}) AND execution_id = :execution_id AND generation = :generation
+RETURNING n
+
+-- name: restore
+UPDATE tasks
+SET status = {to:restore}, waiting_for = '[]', event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:restore}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: suspend
+UPDATE tasks
+SET execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:suspend}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: suspend_to_pending
+-- What it waited for had happened already: due at once.
+UPDATE tasks
+SET status = {to:wake}, waiting_for = '[]', available_at = {now}, rank = {now} - 30000 * priority,
+    execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:suspend}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: wake
+UPDATE tasks
+SET status = {to:wake}, waiting_for = '[]', available_at = {now}, rank = {now} - 30000 * priority,
+    event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:wake}) AND execution_id IS NULL
+RETURNING {proof}
+
+-- name: due_waiters
+SELECT t.id
+FROM tasks t
+WHERE t.status IN ({from:wake}) AND t.execution_id IS NULL AND t.available_at <= {now}
+ORDER BY t.available_at, t.n
+LIMIT :limit
+
+-- name: release
+UPDATE tasks
+SET status = {to:release}, waiting_for = '[]', available_at = {now}, rank = {now} - 30000 * priority,
+    execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:release}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: retry
+UPDATE tasks
+SET status = {to:retry}, waiting_for = '[]', available_at = :available_at, rank = :available_at - 30000 * priority,
+    failures = failures + 1, execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:retry}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: interrupt
+UPDATE tasks
+SET status = {to:interrupt}, waiting_for = '[]', execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1,
+    updated_at = {now}
+WHERE id = :id AND status IN ({from:interrupt}) AND execution_id = :execution_id
+RETURNING {proof}
+
+-- name: recover
+UPDATE tasks
+SET status = {to:recover}, available_at = {now}, rank = {now} - 30000 * priority, recoveries = :recoveries,
+    replay_from = :replay_from, event_seq = event_seq + 1, revision = :revision, updated_at = {now}
+WHERE id = :id AND status IN ({from:recover})
+RETURNING {proof}
+
+-- name: finish
+-- The owner's end. complete and fail start from the same statuses; which it is decides :status.
+UPDATE tasks
+SET status = :status, result = :result, error = :error, waiting_for = '[]', execution_id = NULL, instance_id = NULL,
+    completion_reserved = 0, event_seq = event_seq + 1, revision = :revision, updated_at = {now}, finished_at = {now}
+WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+RETURNING {proof}
+
+-- name: end_unfenced
+-- cancel and time_out, which start from every open status, and abandon and refuse, whose source the caller proved.
+UPDATE tasks
+SET status = :status, error = :error, waiting_for = '[]', execution_id = NULL, instance_id = NULL,
+    completion_reserved = 0, event_seq = event_seq + 1, revision = :revision, updated_at = {now}, finished_at = {now}
+WHERE id = :id AND status IN ({from:cancel})
+RETURNING {proof}
+
+-- name: overdue
+-- Unowned ones at once; owned ones after the grace time, for their owner is told at the deadline.
+SELECT t.id
+FROM tasks t
+WHERE t.finished_at IS NULL AND t.deadline_at IS NOT NULL AND t.deadline_at <= {now}
+    AND (t.execution_id IS NULL OR t.deadline_at <= {now} - :grace_ms)
+ORDER BY t.deadline_at
+LIMIT :limit
+
+-- name: owned_by_generation
+-- What an instance holds, for its heartbeat to compare with what it believes to hold.
+SELECT t.id, t.execution_id, t.status, t.deadline_at, t.pause_requested_at
+FROM tasks t
+WHERE t.generation = :generation AND t.execution_id IS NOT NULL
+ORDER BY t.id
+
+-- name: interrupted
+SELECT t.id
+FROM tasks t
+WHERE t.status = {to:interrupt}
+    AND NOT EXISTS (SELECT 1 FROM questions q WHERE q.task = t.n AND q.status = {status:question.open})
+ORDER BY t.created_at, t.id
+LIMIT :limit
+
+-- name: record_step
+-- The proof of a step write: lock, fence and the next numbers in one statement. A new completed step ends a row of
+-- fruitless recoveries.
+UPDATE tasks
+SET event_seq = event_seq + :seqs, step_count = step_count + :records, prompt_tokens = prompt_tokens + :prompt_tokens,
+    completion_tokens = completion_tokens + :completion_tokens, cost = cost + :cost,
+    tool_calls = tool_calls + :tool_calls, iterations = iterations + :iterations, risk_seen = :risk_seen,
+    recoveries = CASE WHEN :progress = 1 THEN 0 ELSE recoveries END,
+    last_tool_call_id = coalesce(CAST(:tool_call_id AS {text}), last_tool_call_id), updated_at = {now}
+WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+RETURNING n, event_seq, step_count, attempt
+
+-- name: next_seq
+-- For facts that no owner writes: an answer, a late result.
+UPDATE tasks
+SET event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id
+RETURNING n, event_seq
+
+-- name: next_owned_seq
+UPDATE tasks
+SET event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+RETURNING n, event_seq, step_count
+
+-- name: next_message
+UPDATE tasks
+SET message_count = message_count + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+RETURNING n, message_count, step_count
+
+-- name: next_checkpoint
+UPDATE tasks
+SET checkpoint = coalesce(checkpoint, 0) + 1, event_seq = event_seq + 1, updated_at = {now}
+WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+RETURNING n, event_seq, checkpoint, step_count, last_tool_call_id
+
+-- name: insert_attempt
+INSERT INTO attempts (execution_id, task, number, instance_id, generation, status, started_at)
+VALUES (:execution_id, :task, :number, :instance_id, :generation, {to:attempt.claim}, {now})
+
+-- name: end_attempt
+UPDATE attempts
+SET status = :status, error = :error, ended_at = {now}, prompt_tokens = :prompt_tokens,
+    completion_tokens = :completion_tokens, cost = :cost, tool_calls = :tool_calls, iterations = :iterations
+WHERE task = :task AND number = :number AND status IN ({from:attempt.complete})
+
+-- name: earlier_usage
+SELECT sum(a.prompt_tokens), sum(a.completion_tokens), sum(a.cost), sum(a.tool_calls), sum(a.iterations)
+FROM attempts a
+WHERE a.task = :task AND a.number < :number
+
+-- name: attempts
+SELECT a.execution_id, t.id, a.number, a.instance_id, a.generation, a.status, a.error, a.prompt_tokens,
+    a.completion_tokens, a.cost, a.tool_calls, a.iterations, a.started_at, a.ended_at
+FROM attempts a
+JOIN tasks t ON t.n = a.task
+WHERE t.id = :id
+ORDER BY a.number
+
+-- name: attempt_by_execution
+SELECT a.execution_id, t.id, a.number, a.instance_id, a.generation, a.status, a.error, a.prompt_tokens,
+    a.completion_tokens, a.cost, a.tool_calls, a.iterations, a.started_at, a.ended_at
+FROM attempts a
+JOIN tasks t ON t.n = a.task
+WHERE a.execution_id = :execution_id
+
+-- name: orphans
+-- Open attempts of instances that are gone.
+SELECT t.id, a.execution_id, i.id
+FROM attempts a
+JOIN tasks t ON t.n = a.task
+JOIN instances i ON i.id = a.instance_id
+WHERE a.ended_at IS NULL AND i.status IN ({to:instance.crash}, {to:instance.stop})
+ORDER BY a.n
+LIMIT :limit

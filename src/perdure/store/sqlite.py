@@ -1,0 +1,440 @@
+"""SQLite: one writer thread with group commit, read-only connections for snapshots.
+
+The writer takes all that is waiting, runs it in one transaction, commits once and then answers: while one sync
+runs, the next batch collects. A refusal (raised before the unit's first write) fails alone at no cost; a unit that
+fails after a write makes the batch roll back and run once more with a savepoint for each unit. A failed COMMIT is
+no refusal: every unit gets CommitUnknown and the store closes until it is opened anew.
+
+The file is never opened by anything but SQLite: closing any descriptor of it would drop SQLite's locks.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from perdure.clock import Clock, Ids
+from perdure.errors import (
+    CommitUnknown,
+    Damaged,
+    ForkedStore,
+    InvariantError,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+)
+from perdure.settings import Settings
+from perdure.store.checkpointer import Checkpointer
+from perdure.store.database import Answer, Row, Unit, Value, Waiter, deliver_all
+from perdure.store.filesystem import check_path, create_private
+from perdure.store.migrate import migrate
+from perdure.store.queries import SQLITE, Query
+from perdure.store.wakeup import Wakeup
+from perdure.store.writer_lock import WriterLock
+
+_MAX_BATCH = 512
+_READERS = 2
+# A lone commit writes whole pages and a batch shares them: 8 KiB lies between (measured with 2 KB payloads).
+_PAGE_BYTES = 8192
+_APPLICATION_ID = 0x70657264  # "perd"
+
+_Job = tuple[Unit[Any], Waiter]
+
+
+class SqliteTransaction:
+    """One unit's view of a connection."""
+
+    __slots__ = ("_connection", "_execute", "_ids", "hinted", "now")
+
+    def __init__(self, connection: apsw.Connection, now: int, ids: Ids) -> None:
+        self._connection = connection
+        self._execute = connection.execute
+        self._ids = ids
+        self.now = now
+        self.hinted = False
+
+    def one(self, query: Query, /, **values: Value) -> Row | None:
+        if "now" in query.parameters:
+            values["now"] = self.now
+        rows = self._execute(query.sqlite, values).fetchall()
+        if len(rows) > 1:
+            raise InvariantError(f"{query.name} returned {len(rows)} rows")
+        return rows[0] if rows else None
+
+    def all(self, query: Query, /, **values: Value) -> list[Row]:
+        if "now" in query.parameters:
+            values["now"] = self.now
+        return self._execute(query.sqlite, values).fetchall()
+
+    def run(self, query: Query, /, **values: Value) -> int:
+        if "now" in query.parameters:
+            values["now"] = self.now
+        self._execute(query.sqlite, values)
+        return self._connection.changes()
+
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
+        wants_now = "now" in query.parameters
+        for row in rows:
+            self._execute(query.sqlite, {**row, "now": self.now} if wants_now else row)
+
+    def new_id(self) -> str:
+        return self._ids.new(self.now)
+
+    def new_token(self) -> str:
+        return self._ids.token()
+
+    def hint(self) -> None:
+        self.hinted = True
+
+
+class SqliteDatabase:
+    """One SQLite file, or memory when `path` is None. See `perdure.store.database.Database` for the promises."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path | None, *, clock: Clock, ids: Ids, settings: Settings, vfs: str = "") -> None:
+        self.url = f"sqlite:///{path}" if path else "sqlite://"
+        self.path = path
+        self.clock = clock
+        self._ids, self._settings = ids, settings
+        self._pid = os.getpid()
+        self._failure: StoreError | None = None
+        self._waiting: deque[_Job] = deque()
+        self._idle = threading.Lock()
+        self._idle.acquire()
+        self._is_idle = False
+        self._closing = False
+        self._vfs = vfs
+        self._lock = WriterLock(_beside(path, "lock"), busy_s=settings.busy_s) if path and not vfs else None
+        self._wakeup = Wakeup(path)
+        self._connection = self._open_writer()
+        self._pulses = self._connect_pulses()
+        self._checkpointer = Checkpointer(self._new_connection, self._connection) if path and not vfs else None
+        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._readers = [self._start(self._read_all, f"read-{i}") for i in range(_READERS if path and not vfs else 0)]
+        self._writer = self._start(self._write_all, "write")
+
+    # -- the port ---------------------------------------------------------------------------
+
+    def write(self, unit: Unit[Any], waiter: Waiter) -> None:
+        self._check_usable()
+        self._waiting.append((unit, waiter))
+        if self._is_idle:
+            self._is_idle = False
+            self._wake_writer()
+
+    def read(self, unit: Unit[Any], waiter: Waiter) -> None:
+        if not self._readers:
+            return self.write(unit, waiter)
+        self._check_usable()
+        self._reads.put((unit, waiter))
+
+    def write_pulses(self, unit: Unit[Any], waiter: Waiter) -> None:
+        self.write(_Pulses(unit), waiter)
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._wakeup.listen(wake)
+
+    def log_bytes(self) -> int:
+        """Size of the write-ahead log after the last commit; 0 in memory."""
+        return self._checkpointer.log_bytes if self._checkpointer is not None else 0
+
+    def close(self) -> None:
+        if self._pid != os.getpid() or self._closing:
+            return
+        self._closing = True
+        self._wake_writer()
+        self._writer.join()
+        for _ in self._readers:
+            self._reads.put(None)
+        for reader in self._readers:
+            reader.join()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+        self._wakeup.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    # -- the writer thread -------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        while True:
+            if not self._waiting:
+                if self._closing:
+                    break
+                self._is_idle = True
+                # Looked at once more after saying so: a submit in between saw no idle writer to wake.
+                if not self._waiting and not self._closing:
+                    self._idle.acquire()
+                self._is_idle = False
+                continue
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
+            pulses = [job for job in batch if isinstance(job[0], _Pulses)]
+            skeleton = [job for job in batch if not isinstance(job[0], _Pulses)] if pulses else batch
+            if skeleton:
+                self._commit(self._connection, skeleton)
+            if pulses:
+                self._commit(self._pulses, pulses)
+        self._pulses.close()
+        self._connection.close()
+
+    def _commit(self, connection: apsw.Connection, batch: list[_Job]) -> None:
+        if self._failure is not None:
+            deliver_all([(waiter, None, self._closed()) for _, waiter in batch])
+            return
+        try:
+            if self._lock is not None:
+                self._lock.take()
+        except StoreBusy as busy:
+            deliver_all([(waiter, None, busy) for _, waiter in batch])
+            return
+        try:
+            answers, hinted = self._run_batch(connection, batch)
+        finally:
+            if self._lock is not None:
+                self._lock.drop()
+        deliver_all(answers)
+        if hinted:
+            self._wakeup.tell()
+        if self._checkpointer is not None:
+            self._checkpointer.keep_small()
+
+    def _run_batch(self, connection: apsw.Connection, batch: list[_Job]) -> tuple[list[Answer], bool]:
+        """Run and commit a batch; if a unit fails after a write, once more with a savepoint each."""
+        now = self.clock.now_ms()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            answers, hinted = self._run_units(connection, batch, now, savepoints=False)
+            if answers is None:
+                _roll_back(connection)
+                connection.execute("BEGIN IMMEDIATE")
+                answers, hinted = self._run_units(connection, batch, now, savepoints=True)
+                assert answers is not None
+        except (apsw.Error, StoreError) as error:
+            if isinstance(error, apsw.IOError):
+                return self._commit_failed(connection, batch, error), False
+            _roll_back(connection)
+            failure = error if isinstance(error, StoreError) else translate(error)
+            return [(waiter, None, failure) for _, waiter in batch], False
+        try:
+            connection.execute("COMMIT")
+        except apsw.Error as error:
+            return self._commit_failed(connection, batch, error), False
+        return answers, hinted
+
+    def _run_units(
+        self, connection: apsw.Connection, batch: list[_Job], now: int, *, savepoints: bool
+    ) -> tuple[list[Answer] | None, bool]:
+        answers: list[Answer] = []
+        hinted = False
+        for unit, waiter in batch:
+            before = connection.total_changes()
+            if savepoints:
+                connection.execute("SAVEPOINT unit")
+            tx = SqliteTransaction(connection, now, self._ids)
+            try:
+                answers.append((waiter, unit(tx), None))
+                hinted = hinted or tx.hinted
+            except Exception as error:
+                # A full disk or an I/O error ends the whole transaction inside SQLite: nothing of it is left.
+                if not connection.in_transaction:
+                    raise
+                if savepoints:
+                    connection.execute("ROLLBACK TO unit")
+                elif connection.total_changes() != before:
+                    return None, False
+                answers.append((waiter, None, translate(error) if isinstance(error, apsw.Error) else error))
+            if savepoints:
+                connection.execute("RELEASE unit")
+        return answers, hinted
+
+    def _commit_failed(self, connection: apsw.Connection, batch: list[_Job], error: apsw.Error) -> list[Answer]:
+        """COMMIT itself failed. A busy or full database has rolled back; anything else may have been written."""
+        if isinstance(error, apsw.BusyError | apsw.FullError):
+            _roll_back(connection)
+            return [(waiter, None, translate(error)) for _, waiter in batch]
+        _roll_back(connection)
+        self._failure = CommitUnknown(
+            f"the commit to {self.url} failed ({error}): it may or may not have happened. The store has closed itself; "
+            "open it anew, and what was written is found again by its key."
+        )
+        self._failure.__cause__ = error
+        return [(waiter, None, self._failure) for _, waiter in batch]
+
+    # -- reader threads ----------------------------------------------------------------------
+
+    def _read_all(self) -> None:
+        connection = self._new_connection(read_only=True)
+        while (job := self._reads.get()) is not None:
+            unit, waiter = job
+            try:
+                connection.execute("BEGIN")
+                try:
+                    result = unit(SqliteTransaction(connection, self.clock.now_ms(), self._ids))
+                finally:
+                    _roll_back(connection)
+                deliver_all([(waiter, result, None)])
+            except apsw.Error as error:
+                deliver_all([(waiter, None, translate(error))])
+            except Exception as error:
+                deliver_all([(waiter, None, error)])
+        connection.close()
+
+    # -- opening -----------------------------------------------------------------------------
+
+    def _open_writer(self) -> apsw.Connection:
+        if self._lock is not None:
+            self._lock.take()
+        try:
+            connection = self._new_connection()
+            _prepare_file(connection, in_memory=self.path is None)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                migrate(_Schema(connection), SQLITE, now_ms=self.clock.now_ms())
+                connection.execute("COMMIT")
+            finally:
+                _roll_back(connection)
+            return connection
+        except apsw.Error as error:
+            raise translate(error, self.url) from error
+        finally:
+            if self._lock is not None:
+                self._lock.drop()
+
+    def _new_connection(self, *, read_only: bool = False) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        where = {"vfs": self._vfs} if self._vfs else {}
+        connection = apsw.Connection(str(self.path or ":memory:"), flags=flags, statementcachesize=256, **where)
+        connection.set_busy_timeout(int(self._settings.busy_s * 1000))
+        if self._vfs:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        return connection
+
+    def _connect_pulses(self) -> apsw.Connection:
+        if self.path is None or self._vfs:
+            return self._connection
+        connection = self._new_connection()
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=f"perdure-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedStore(f"{self.url} was opened in process {self._pid}; open it anew in this child process")
+        if self._closing or self._failure is not None:
+            raise self._closed()
+
+    def _closed(self) -> StoreError:
+        why = f" after this: {self._failure}" if self._failure is not None else ""
+        return StoreClosed(f"{self.url} is closed{why}. Open it anew.")
+
+    def _wake_writer(self) -> None:
+        try:
+            self._idle.release()
+        except RuntimeError:  # Already awake.
+            return
+
+
+class _Pulses:
+    """Marks a unit of streamed events, so that the writer uses the connection that does not sync."""
+
+    __slots__ = ("_unit",)
+
+    def __init__(self, unit: Unit[Any]) -> None:
+        self._unit = unit
+
+    def __call__(self, tx: Any) -> Any:
+        return self._unit(tx)
+
+
+def translate(error: apsw.Error, url: str = "") -> StoreError:
+    """A driver error as perdure's own, by its code."""
+    where = f" ({url})" if url else ""
+    match error:
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreBusy(f"the database is locked by another program{where}; nothing was written. Try again.")
+        case apsw.FullError():
+            return StoreFull(f"no space is left for the database{where}; nothing was written. Free space, then go on.")
+        case apsw.NotADBError() | apsw.CorruptError():
+            return Damaged(f"the database is damaged or is no SQLite file{where}: {error}. It was left unchanged.")
+        case apsw.ConstraintError():
+            return StoreError(f"the schema refused the write{where}: {error}")
+        case apsw.CantOpenError():
+            return StoreError(f"the database cannot be opened{where}: {error}. Check the path and its permissions.")
+        case apsw.ReadOnlyError():
+            return StoreError(f"the database is read-only{where}: {error}")
+        case _:
+            return StoreError(f"the database failed{where}: {error}")
+
+
+def _prepare_file(connection: apsw.Connection, *, in_memory: bool) -> None:
+    """Make the file ours: page size, journal and identity. What was asked for is read back."""
+    found = connection.pragma("application_id")
+    if found not in (0, _APPLICATION_ID):
+        raise Damaged(f"this SQLite file belongs to another program (application id {found}); it was left unchanged")
+    if found == 0:
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
+            raise Damaged("this SQLite file holds another program's tables; it was left unchanged. Name another file.")
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        if not in_memory:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    if in_memory:
+        return
+    journal = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    if journal != [("wal",)] or connection.pragma("synchronous") != 2 or connection.pragma("foreign_keys") != 1:
+        raise StoreError(
+            f"SQLite would not take the settings that durability needs (journal {journal}, synchronous "
+            f"{connection.pragma('synchronous')}): the promise could not be kept, so the store was not opened"
+        )
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _beside(path: Path, what: str) -> Path:
+    return path.with_name(f"{path.name}-{what}")
+
+
+
+class _Schema:
+    """A connection as a migration sees it."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str) -> None:
+        self._connection.execute(sql)
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        return self._connection.execute(sql).fetchall()
+
+
+def open_sqlite(
+    path: Path | None, *, settings: Settings, clock: Clock, ids: Ids, vfs: str = ""
+) -> SqliteDatabase:
+    """Open the file (None: memory), make it ours and bring its schema up to date."""
+    if path is not None and not vfs:
+        path = check_path(path)
+        create_private(path)
+    return SqliteDatabase(path, clock=clock, ids=ids, settings=settings, vfs=vfs)

@@ -1,0 +1,333 @@
+"""Steps: the hot path. Each write proves the owner, takes its numbers and inserts, in one transaction.
+
+Low risk: one write, at completion. From medium up: the intent is durable before the call (`begin`), the outcome
+after (`complete`). A completed step is never executed again: its result is read from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perdure import codec
+from perdure.errors import InvariantError, LeaseLost
+from perdure.model.step import Note, Step, StepKind
+from perdure.model.task import Fence, Usage
+from perdure.store import events, payloads
+from perdure.store import tasks as task_ops
+from perdure.store.database import Row, Transaction
+from perdure.store.queries import load
+
+Q = load("steps")
+T = load("tasks")
+D = load("messages")
+K = load("questions")
+
+_TRACE_LIMIT = 1_000_000
+_NO_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStep:
+    """A call that is about to be recorded. `key` and `try_number` are how a replay finds it again."""
+
+    kind: str
+    name: str
+    key: str
+    risk: str
+    payload: codec.Packed
+    risk_seen: str
+    try_number: int = 0
+    reconcilable: bool = False
+    token: str | None = None
+    child_task_id: str | None = None
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of a call: `output` is its value, or the error as data when it failed."""
+
+    completed: bool
+    output: codec.Packed
+    usage: Usage = _NO_USAGE
+    notes: Sequence[Note] = ()
+    question_id: str | None = None  # the question this outcome uses up
+    delivery: int | None = None  # the delivery this outcome takes
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A task's history as a replay needs it: outputs unpacked, inputs left as they lie."""
+
+    steps: tuple[Step, ...]
+    message_keys: frozenset[str]
+
+
+def with_child(step: NewStep, task_id: str) -> NewStep:
+    """The step that stands for a child task."""
+    return replace(step, child_task_id=task_id)
+
+
+def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None) -> int:
+    """Put the intent of a call on record; once this has returned, the call may run. Returns its index.
+
+    `question_id` is the approval it uses up. Raises LeaseLost.
+    """
+    n, seq, count, attempt = _prove(
+        tx,
+        fence,
+        seqs=1,
+        records=1,
+        risk_seen=step.risk_seen,
+        tool_call_id=step.tool_call_id,
+        tool_calls=int(step.kind == StepKind.TOOL_CALL),
+    )
+    _insert(tx, n, step, attempt=attempt, step_index=count - 1, started_seq=seq)
+    if question_id is not None:
+        tx.run(K.spend, id=question_id)
+    return count - 1
+
+
+def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, begun: bool) -> int:
+    """Put the outcome of a call on record; a result is handed to the agent only after this. Returns its index.
+
+    `begun` says that the intent is on record already. Notes are numbered after the step. Raises LeaseLost; when the
+    question or the delivery was used up by another step, nothing is written.
+    """
+    notes = result.notes
+    own_seqs, own_records = (1, 0) if begun else (2, 1)
+    if result.delivery is not None:
+        # Taken in the commit that completes the receive: exactly one step gets it.
+        taken = tx.run(D.take_delivery, n=result.delivery, step_key=step.key)
+        if taken != 1:
+            raise InvariantError(f"delivery {result.delivery} was taken by another step")
+    n, seq, count, attempt = _prove(
+        tx,
+        fence,
+        seqs=own_seqs + len(notes),
+        records=own_records + len(notes),
+        risk_seen=step.risk_seen,
+        usage=result.usage,
+        tool_call_id=step.tool_call_id,
+        tool_calls=int(step.kind == StepKind.TOOL_CALL and not begun),
+        iterations=int(step.kind == StepKind.MODEL_CALL),
+        progress=True,
+    )
+    first_seq = seq - own_seqs - len(notes) + 1
+    index = count - own_records - len(notes)
+    if begun:
+        changed = tx.run(
+            Q.end,
+            task=n,
+            key=step.key,
+            try_number=step.try_number,
+            outcome="completed" if result.completed else "failed",
+            output=payloads.keep(tx, result.output),
+            ended_seq=first_seq,
+            attempt=attempt,
+            prompt_tokens=result.usage.prompt_tokens,
+            completion_tokens=result.usage.completion_tokens,
+            cost=result.usage.cost,
+        )
+        if changed != 1:
+            raise LeaseLost(
+                f"the outcome of step {step.key} is on record already; nothing was changed", task_id=fence.task_id
+            )
+    else:
+        _insert(
+            tx, n, step, attempt=attempt, step_index=index, started_seq=first_seq, ended_seq=first_seq + 1,
+            result=result,
+        )
+    if result.question_id is not None:
+        tx.run(K.spend, id=result.question_id)
+    _insert_notes(
+        tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs
+    )
+    return index
+
+
+def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str) -> None:
+    """Append records that answer no call. Raises LeaseLost."""
+    if not notes:
+        return
+    n, seq, count, attempt = _prove(tx, fence, seqs=len(notes), records=len(notes), risk_seen=risk_seen)
+    _insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
+
+
+def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
+    """A task's whole history from one range of one index, on one snapshot.
+
+    Raises Damaged when an output cannot be read or a record is missing.
+    """
+    rows = tx.all(Q.trace, id=task_id, from_index=from_index, limit=_TRACE_LIMIT)
+    steps = tuple(_unpacked(tx, Step.from_row(row)) for row in rows)
+    keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id))
+    return Trace(steps, keys)
+
+
+def by_key(tx: Transaction, task_id: str, key: str, try_number: int = 0) -> Step | None:
+    """One step with its output unpacked, or None."""
+    row = tx.one(Q.by_key, id=task_id, key=key, try_number=try_number)
+    return None if row is None else _unpacked(tx, Step.from_row(row))
+
+
+def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 100) -> list[tuple[Step, Any]]:
+    """Records after index `after` with their inputs as recorded, for people to read."""
+    rows = tx.all(Q.trace, id=task_id, from_index=after + 1, limit=limit)
+    return [(_unpacked(tx, Step.from_row(row)), payloads.plain(tx, row[7])) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A call that may have changed the world, with the task it belongs to."""
+
+    step: Step
+    agent: str
+    arguments: Any
+    task_status: str
+
+
+def effects(tx: Transaction, *, since_ms: int = 0, in_doubt: bool = False, limit: int = 100) -> list[Effect]:
+    """Calls above low risk since a moment, oldest first; with `in_doubt` only those without an outcome."""
+    rows = tx.all(Q.effects, since=since_ms, after=0, in_doubt=int(in_doubt), limit=limit)
+    return [
+        Effect(_unpacked(tx, Step.from_row(row[:-2])), row[-2], payloads.plain(tx, row[7]), row[-1]) for row in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who held a task in one of its attempts, and what is known of that process."""
+
+    instance_id: str
+    status: str | None
+    host: str | None
+    pid: int | None
+    execution_id: str
+
+
+def owner(tx: Transaction, task_id: str, attempt: int) -> Owner | None:
+    """Who ran an attempt, or None when there is no such attempt."""
+    row: Row | None = tx.one(Q.owner_instance, id=task_id, number=attempt)
+    return None if row is None else Owner(*row)
+
+
+# -- shared ---------------------------------------------------------------------------------
+
+
+def _prove(
+    tx: Transaction,
+    fence: Fence,
+    *,
+    seqs: int,
+    records: int,
+    risk_seen: str,
+    usage: Usage = _NO_USAGE,
+    tool_call_id: str | None = None,
+    tool_calls: int = 0,
+    iterations: int = 0,
+    progress: bool = False,
+) -> tuple[int, int, int, int]:
+    """Prove the owner and take numbers: the task's row, its last seq, its records so far, the attempt."""
+    row = tx.one(
+        T.record_step,
+        id=fence.task_id,
+        execution_id=fence.execution_id,
+        generation=fence.generation,
+        seqs=seqs,
+        records=records,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cost=usage.cost,
+        tool_calls=tool_calls,
+        iterations=iterations,
+        risk_seen=risk_seen,
+        progress=int(progress),
+        tool_call_id=tool_call_id,
+    )
+    if row is None:
+        task_ops.refuse(tx, fence, "step")
+    return row[0], row[1], row[2], row[3]
+
+
+def _insert(
+    tx: Transaction,
+    n: int,
+    step: NewStep,
+    *,
+    attempt: int,
+    step_index: int,
+    started_seq: int,
+    ended_seq: int | None = None,
+    result: Result | None = None,
+) -> None:
+    usage = result.usage if result is not None else _NO_USAGE
+    tx.run(
+        Q.insert,
+        task=n,
+        step_index=step_index,
+        event_kind=step.kind,
+        name=step.name,
+        key=step.key,
+        try_number=step.try_number,
+        risk=step.risk,
+        reconcilable=int(step.reconcilable),
+        payload=payloads.keep(tx, step.payload),
+        outcome=None if result is None else "completed" if result.completed else "failed",
+        output=None if result is None else payloads.keep(tx, result.output),
+        attempt=attempt,
+        token=step.token,
+        child_task_id=step.child_task_id,
+        tool_call_id=step.tool_call_id,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cost=usage.cost,
+        started_seq=started_seq,
+        ended_seq=ended_seq,
+        timestamp=tx.now,
+        ended_at=None if result is None else tx.now,
+    )
+
+
+def insert_note(
+    tx: Transaction, n: int, one: Note, *, attempt: int, step_index: int, seq: int
+) -> None:
+    """One record that answers no call, under numbers that the caller took."""
+    tx.run(
+        Q.insert,
+        task=n,
+        step_index=step_index,
+        event_kind=one.kind,
+        name=one.name,
+        key=None,
+        try_number=0,
+        risk=None,
+        reconcilable=0,
+        payload=payloads.keep(tx, codec.pack(one.payload)),
+        outcome=None,
+        output=None,
+        attempt=attempt,
+        token=None,
+        child_task_id=None,
+        tool_call_id=None,
+        prompt_tokens=0,
+        completion_tokens=0,
+        cost=0.0,
+        started_seq=seq,
+        ended_seq=None,
+        timestamp=tx.now if one.timestamp_ms is None else one.timestamp_ms,
+        ended_at=None,
+    )
+
+
+def _insert_notes(
+    tx: Transaction, n: int, notes: Sequence[Note], *, attempt: int, step_index: int, seq: int
+) -> None:
+    for offset, one in enumerate(notes):
+        insert_note(tx, n, one, attempt=attempt, step_index=step_index + offset, seq=seq + offset)
+
+
+def _unpacked(tx: Transaction, step: Step) -> Step:
+    return step if step.output is None else replace(step, output=payloads.body(tx, step.output))

@@ -1,0 +1,146 @@
+"""Lists of tasks: newest first, with a limit and a strict cursor, and lookups by what people type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.errors import BadInput, NotFound
+from perdure.model.task import Attempt, Outcome, Task
+from perdure.states import TASK, TaskStatus
+from perdure.store import tasks
+from perdure.store.database import Transaction
+from perdure.store.tasks import Q, read_error, task_from_row
+
+_FIRST = (1 << 62, "\U0010ffff")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last row a caller has seen; a list goes on strictly before it."""
+
+    created_at: int
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.created_at}-{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Read a cursor that an earlier page gave. Raises BadInput for anything else."""
+        at, dash, task_id = text.partition("-")
+        if not dash or not at.isdigit():
+            raise BadInput(f"{text!r} is no cursor; give the `after` of an earlier page", field="after")
+        return cls(int(at), task_id)
+
+
+def recent(
+    tx: Transaction,
+    *,
+    session_id: str | None = None,
+    status: str | None = None,
+    open_only: bool = False,
+    agent: str | None = None,
+    after: Cursor | None = None,
+    limit: int = 100,
+) -> list[Task]:
+    """Tasks newest first by (created_at, id), strictly before `after`. A limit outside 1..200 is clamped."""
+    if status is not None and status not in TASK.statuses:
+        raise BadInput(f"{status!r} is no status; known are {', '.join(TASK.statuses)}", field="status")
+    limit = max(1, min(200, limit))
+    found: list[Task] = []
+    created_at, task_id = (after.created_at, after.id) if after else _FIRST
+    # Filters that no index serves are applied here, page by page, so that the cursor stays strict.
+    for _ in range(1000):
+        place = {"created_at": created_at, "id": task_id, "limit": limit}
+        if session_id is not None:
+            rows = tx.all(Q.list_session, root_session_id=session_id, **place)
+        elif status is not None and status not in TASK.terminal:
+            rows = tx.all(Q.list_status, status=status, **place)
+        elif open_only:
+            rows = tx.all(Q.list_open, **place)
+        else:
+            rows = tx.all(Q.list_all, **place)
+        page = [task_from_row(row) for row in rows]
+        found += [t for t in page if _fits(t, status=status, open_only=open_only, agent=agent)]
+        if len(found) >= limit or len(page) < limit:
+            break
+        created_at, task_id = page[-1].created_at, page[-1].id
+    return found[:limit]
+
+
+def changed_since(tx: Transaction, session_id: str, *, revision: int, limit: int = 100) -> list[Task]:
+    """Tasks under a root session that changed after `revision`, in the order of their changes."""
+    rows = tx.all(Q.changed_since, root_session_id=session_id, revision=revision, limit=limit)
+    return [task_from_row(row) for row in rows]
+
+
+def children(tx: Transaction, task_id: str, *, limit: int = 200) -> list[Task]:
+    """A task's children, oldest first."""
+    return [task_from_row(row) for row in tx.all(Q.children, parent_task_id=task_id, limit=limit)]
+
+
+def attempts(tx: Transaction, task_id: str) -> list[Attempt]:
+    """Every execution of a task, oldest first."""
+    return [Attempt.from_row(row) for row in tx.all(Q.attempts, id=task_id)]
+
+
+def newest_open_like(tx: Transaction, *, agent: str, work_digest: str) -> Task | None:
+    """The newest open root task of the same agent and arguments, or None."""
+    row = tx.one(Q.newest_open_like, agent=agent, work_digest=work_digest)
+    return None if row is None else task_from_row(row)
+
+
+def counts_by_status(tx: Transaction) -> dict[str, int]:
+    """How many tasks stand where."""
+    return {status: count for status, count in tx.all(Q.counts_by_status)}
+
+
+def next_due(tx: Transaction) -> int | None:
+    """When the next pending task that waits for its time becomes due, or None."""
+    row = tx.one(Q.next_due)
+    return None if row is None else row[0]
+
+
+def outcome(tx: Transaction, task_id: str) -> Outcome | None:
+    """How a task ended, or None while it has not. Raises NotFound."""
+    row = tx.one(Q.outcome, id=task_id)
+    if row is None:
+        tasks.get(tx, task_id)
+        return None
+    return Outcome(row[0], TaskStatus(row[1]), row[2], read_error(tx, row[3]))
+
+
+def outcomes(tx: Transaction, task_ids: Sequence[str]) -> dict[str, Outcome]:
+    """Those of the tasks that have ended."""
+    found = {}
+    for task_id in task_ids:
+        row = tx.one(Q.outcome, id=task_id)
+        if row is not None:
+            found[task_id] = Outcome(row[0], TaskStatus(row[1]), row[2], read_error(tx, row[3]))
+    return found
+
+
+def find(tx: Transaction, ending: str) -> str:
+    """The id of the one task whose id ends so. Raises NotFound, or BadInput when several do."""
+    ending = ending.lstrip("…")
+    if not ending:
+        raise BadInput("give the id of a task, or its last characters", field="task")
+    rows = tx.all(Q.by_ending, ending=ending) or tx.all(Q.by_ending, ending=ending.upper())
+    exact = [row[0] for row in rows if row[0] == ending]
+    if exact:
+        return str(exact[0])
+    if not rows:
+        raise NotFound(f"no task's id ends in {ending}")
+    if len(rows) > 1:
+        listed = ", ".join(row[0] for row in rows[:5])
+        raise BadInput(f"{len(rows)} tasks end in {ending}: {listed}; give more characters", field="task")
+    return str(rows[0][0])
+
+
+def _fits(task: Task, *, status: str | None, open_only: bool, agent: str | None) -> bool:
+    return (
+        (status is None or task.status == status)
+        and (not open_only or not task.status.is_terminal)
+        and (agent is None or task.agent == agent)
+    )

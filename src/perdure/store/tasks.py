@@ -1,0 +1,403 @@
+"""Tasks: who owns them, verb by verb. Admission is in admission.py, ends are in ends.py, lists in task_lists.py.
+
+Hot verbs (claim, wait, restore, suspend, wake, release, retry, interrupt) touch one task row and prove by
+UPDATE … RETURNING: lock, fence and next numbers in one statement. A failed proof is told apart by a second read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from perdure.errors import Error, IllegalTransition, LeaseLost, NotFound
+from perdure.model.step import NoteKind
+from perdure.model.task import Claim, Fence, Lane, Mode, Task, TaskInput, Wait, WaitKind
+from perdure.states import ATTEMPT, TASK, QuestionStatus, TaskStatus
+from perdure.store import events, payloads
+from perdure.store.database import Row, Transaction
+from perdure.store.queries import load
+
+Q = load("tasks")
+S = load("steps")
+M = load("messages")
+K = load("questions")
+
+NEVER_MS = 1 << 62  # an instant that does not come
+
+
+class Proof(NamedTuple):
+    """What a proven verb returns: the task's row number, the event's seq, and the counters of now."""
+
+    n: int
+    event_seq: int
+    attempt: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    tool_calls: int
+    iterations: int
+
+
+# -- reading --------------------------------------------------------------------------------
+
+
+def get(tx: Transaction, task_id: str) -> Task:
+    """The task. Raises NotFound."""
+    row = tx.one(Q.get, id=task_id)
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    return task_from_row(row)
+
+
+def get_input(tx: Transaction, task_id: str) -> TaskInput:
+    """What the task was asked to do. Raises NotFound."""
+    row = tx.one(Q.get_input, id=task_id)
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    return _input_from_row(tx, row)
+
+
+def task_from_row(row: Row) -> Task:
+    """A row selected with `{columns}`. An unknown word in it is an error, never a default."""
+    return Task(
+        *row[:17],
+        Mode(row[17]),
+        Lane(row[18]),
+        *row[19:29],
+        TaskStatus(row[29]),
+        read_waits(row[30]),
+        *row[31:46],
+        bool(row[46]),
+        *row[47:],
+    )
+
+
+# -- ownership ------------------------------------------------------------------------------
+
+
+def claim(
+    tx: Transaction, *, lane: Lane, instance: int, instance_id: str, generation: int, limit: int
+) -> list[Claim]:
+    """Own up to `limit` due tasks of a lane whose agent this instance has: lowest rank first.
+
+    Each gets a new execution id and attempt, and the trace its first record. Nobody else can own them meanwhile.
+    """
+    found = []
+    for _ in range(limit):
+        execution_id = tx.new_token()
+        row = tx.one(
+            Q.claim,
+            lane=lane,
+            instance=instance,
+            instance_id=instance_id,
+            generation=generation,
+            execution_id=execution_id,
+        )
+        if row is None:
+            break
+        found.append(_begin_attempt(tx, row[0], execution_id, instance_id, generation))
+    return found
+
+
+def claim_this(
+    tx: Transaction, task_id: str, *, instance_id: str, generation: int
+) -> Claim | None:
+    """Own one task that is due, or None when somebody else was first."""
+    execution_id = tx.new_token()
+    row = tx.one(
+        Q.claim_this, id=task_id, instance_id=instance_id, generation=generation, execution_id=execution_id
+    )
+    return None if row is None else _begin_attempt(tx, row[0], execution_id, instance_id, generation)
+
+
+def wait(tx: Transaction, fence: Fence, waits: Sequence[Wait]) -> None:
+    """Set the task aside for what `waits` name; the attempt stays in memory and owns it. Raises LeaseLost."""
+    proof = _owned(
+        tx, fence, "wait", tx.one(Q.wait, **_fence(fence), waiting_for=write_waits(waits), available_at=_earliest(waits))
+    )
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("wait"), {"waiting_for": describe_waits(waits)})
+
+
+def rewait(tx: Transaction, fence: Fence, waits: Sequence[Wait]) -> None:
+    """Change what a waiting task waits for. Raises LeaseLost."""
+    row = tx.one(Q.rewait, **_fence(fence), waiting_for=write_waits(waits), available_at=_earliest(waits))
+    if row is None:
+        _refuse(tx, fence, "wait")
+
+
+def restore(tx: Transaction, fence: Fence) -> None:
+    """Go on running after a wait that was spent in memory. Raises LeaseLost."""
+    proof = _owned(tx, fence, "restore", tx.one(Q.restore, **_fence(fence)))
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("restore"))
+
+
+def suspend(tx: Transaction, fence: Fence) -> bool:
+    """Give up the memory of a waiting attempt; it will be replayed. True when it is due again at once.
+
+    What it waits for is read again under the lock, so that nothing that happens meanwhile is missed.
+    """
+    row = tx.one(Q.lock, id=fence.task_id)
+    if row is None:
+        raise NotFound(f"there is no task {fence.task_id}")
+    happened = any(has_happened(tx, fence.task_id, wait) for wait in read_waits(row[30]))
+    query = Q.suspend_to_pending if happened else Q.suspend
+    proof = _owned(tx, fence, "suspend", tx.one(query, **_fence(fence)))
+    end_attempt(tx, proof, ATTEMPT.target("suspend"))
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("suspend"), {"due": happened})
+    tx.hint()
+    return happened
+
+
+def wake(tx: Transaction, task_id: str) -> bool:
+    """Make a waiting task that no attempt holds due again. True if this call did it."""
+    row = tx.one(Q.wake, id=task_id)
+    if row is None:
+        return False
+    proof = Proof(*row)
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("wake"))
+    tx.hint()
+    return True
+
+
+def release(tx: Transaction, fence: Fence, *, reason: str) -> None:
+    """Hand the task back between two steps; no recovery is counted. Raises LeaseLost."""
+    proof = _owned(tx, fence, "release", tx.one(Q.release, **_fence(fence)))
+    end_attempt(tx, proof, ATTEMPT.target("release"))
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("release"), {"reason": reason})
+    tx.hint()
+
+
+def retry(
+    tx: Transaction, fence: Fence, *, available_at: int, error: Error, rerun_steps: Sequence[int] = ()
+) -> int:
+    """Give the task another attempt later; the steps named run anew then. Returns its failures so far."""
+    row = tx.one(Q.lock, id=fence.task_id)
+    failures = 0 if row is None else row[37] + 1
+    proof = _owned(tx, fence, "retry", tx.one(Q.retry, **_fence(fence), available_at=available_at))
+    for step_index in rerun_steps:
+        tx.run(S.mark_retried, task=proof.n, step_index=step_index)
+    end_attempt(tx, proof, ATTEMPT.target("retry"), error)
+    payload = {"error": str(error), "error_class": error.error_class, "available_at": available_at}
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("retry"), {**payload, "rerun": list(rerun_steps)})
+    tx.hint()
+    return int(failures)
+
+
+def interrupt(
+    tx: Transaction, task_id: str, execution_id: str, *, reason: str, trace_error: str = ""
+) -> bool:
+    """End an attempt that ended without an outcome; recovery decides. True if this call did it."""
+    before = tx.one(Q.lock, id=task_id)
+    row = None if before is None else tx.one(Q.interrupt, id=task_id, execution_id=execution_id)
+    if before is None or row is None:
+        return False
+    proof = Proof(*row)
+    end_attempt(tx, proof, ATTEMPT.target("interrupt"), Error("Interrupted", reason, "retriable"))
+    was_waiting = before[29] == TaskStatus.WAITING
+    payload: dict[str, Any] = {"reason": reason, "was_waiting": was_waiting}
+    if trace_error:
+        payload["trace_error"] = trace_error
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("interrupt"), payload)
+    tx.hint()
+    return True
+
+
+def recover(
+    tx: Transaction, task: Task, *, revision: int, counts: bool, from_zero: bool = False, replay_from: int | None = None
+) -> bool:
+    """interrupted -> pending, once. The caller holds the session and gives its new revision."""
+    recoveries = 0 if from_zero else task.recoveries + (1 if counts else 0)
+    row = tx.one(
+        Q.recover,
+        id=task.id,
+        recoveries=recoveries,
+        replay_from=task.replay_from if replay_from is None else replay_from,
+        revision=revision,
+    )
+    if row is None:
+        return False
+    proof = Proof(*row)
+    payload = {"recoveries": recoveries, "replay_from": replay_from} if replay_from else {"recoveries": recoveries}
+    events.emit(tx, proof.n, proof.event_seq, TASK.event("recover"), payload)
+    tx.hint()
+    return True
+
+
+# -- what a task waits for ------------------------------------------------------------------
+
+
+def has_happened(tx: Transaction, task_id: str, wait: Wait) -> bool:
+    """Whether the thing a task waits for is there, or its time is over."""
+    if wait.until_ms is not None and wait.until_ms <= tx.now:
+        return True
+    match wait.kind:
+        case WaitKind.CHILDREN:
+            return all(tx.one(Q.outcome, id=key) is not None for key in wait.keys)
+        case WaitKind.RECEIVE:
+            return any(tx.one(M.oldest_unread, id=task_id, name=key) is not None for key in wait.keys)
+        case WaitKind.QUESTION:
+            rows = [tx.one(K.get, id=key) for key in wait.keys]
+            return any(row is not None and row[11] != QuestionStatus.OPEN for row in rows)
+        case WaitKind.TIMER:
+            return False
+
+
+def write_waits(waits: Sequence[Wait]) -> str:
+    """What a task waits for, as text for its column."""
+    return json.dumps([[w.kind, list(w.keys), w.step_key, w.until_ms] for w in waits])
+
+
+def read_waits(text: str) -> tuple[Wait, ...]:
+    """The reverse of `write_waits`."""
+    if text == "[]":
+        return ()
+    return tuple(Wait(WaitKind(kind), tuple(keys), key, until) for kind, keys, key, until in json.loads(text))
+
+
+def describe_waits(waits: Sequence[Wait]) -> list[Mapping[str, Any]]:
+    """What a task waits for, as its event tells it."""
+    return [{"kind": w.kind, "key": list(w.keys), "until": w.until_ms} for w in waits]
+
+
+# -- shared with the other verbs ------------------------------------------------------------
+
+
+def end_attempt(tx: Transaction, proof: Proof, status: str, error: Error | None = None) -> None:
+    """End the task's present attempt, with what it alone consumed."""
+    earlier: Sequence[Any] = (0, 0, 0.0, 0, 0)
+    if proof.attempt > 1:
+        row = tx.one(Q.earlier_usage, task=proof.n, number=proof.attempt)
+        assert row is not None
+        earlier = [value or 0 for value in row]
+    used = [now - before for now, before in zip(proof[3:], earlier, strict=True)]
+    tx.run(
+        Q.end_attempt,
+        task=proof.n,
+        number=proof.attempt,
+        status=status,
+        error=None if error is None else payloads.small(tx, error_to_json(error)),
+        prompt_tokens=used[0],
+        completion_tokens=used[1],
+        cost=used[2],
+        tool_calls=used[3],
+        iterations=used[4],
+    )
+
+
+def error_to_json(error: Error) -> dict[str, Any]:
+    """An error as stored."""
+    return {
+        "type": error.type,
+        "message": error.message,
+        "class": error.error_class,
+        "attributes": dict(error.attributes),
+    }
+
+
+def error_from_json(value: Any) -> Error:
+    """A stored error."""
+    return Error(value["type"], value["message"], value["class"], value.get("attributes", {}))
+
+
+def read_error(tx: Transaction, blob: bytes | None) -> Error | None:
+    """The error in a column, or None."""
+    return None if blob is None else error_from_json(payloads.plain(tx, blob))
+
+
+def _fence(fence: Fence) -> dict[str, Any]:
+    return {"id": fence.task_id, "execution_id": fence.execution_id, "generation": fence.generation}
+
+
+def _owned(tx: Transaction, fence: Fence, verb: str, row: Row | None) -> Proof:
+    if row is None:
+        _refuse(tx, fence, verb)
+    return Proof(*row)
+
+
+def _refuse(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
+    """Say why a fenced verb changed nothing."""
+    row = tx.one(Q.place, id=fence.task_id)
+    if row is None:
+        raise NotFound(f"there is no task {fence.task_id}")
+    status, owner = row[3], row[4]
+    if owner == fence.execution_id:
+        raise IllegalTransition(
+            f"task {fence.task_id} is {status}; {verb} does not start from there. Nothing was changed.",
+            id=fence.task_id,
+            verb=verb,
+            status=status,
+        )
+    raise LeaseLost(
+        f"task {fence.task_id} is {status} and no longer owned by execution {fence.execution_id}: "
+        f"{verb} was refused and nothing was changed. Stop; whoever owns the task goes on.",
+        task_id=fence.task_id,
+        execution_id=fence.execution_id,
+    )
+
+
+def refuse(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
+    """For the fenced writes of other aggregates: say why the proof failed."""
+    _refuse(tx, fence, verb)
+
+
+def _earliest(waits: Sequence[Wait]) -> int:
+    return min((w.until_ms for w in waits if w.until_ms is not None), default=NEVER_MS)
+
+
+def _begin_attempt(tx: Transaction, n: int, execution_id: str, instance_id: str, generation: int) -> Claim:
+    row = tx.one(Q.claimed, n=n)
+    assert row is not None
+    task = task_from_row(row[:-6])
+    given = _input_from_row(tx, row[-6:])
+    tx.run(
+        Q.insert_attempt,
+        execution_id=execution_id,
+        task=n,
+        number=task.attempt,
+        instance_id=instance_id,
+        generation=generation,
+    )
+    events.emit(
+        tx, n, task.event_seq - 1, TASK.event("claim"), {"attempt": task.attempt, "instance": instance_id}
+    )
+    tx.run(
+        S.insert,
+        task=n,
+        step_index=task.step_count - 1,
+        event_kind=NoteKind.TURN_STARTED,
+        name="",
+        key=None,
+        try_number=0,
+        risk=None,
+        reconcilable=0,
+        payload=payloads.small(tx, {"attempt": task.attempt}),
+        outcome=None,
+        output=None,
+        attempt=task.attempt,
+        token=None,
+        child_task_id=None,
+        tool_call_id=None,
+        prompt_tokens=0,
+        completion_tokens=0,
+        cost=0.0,
+        started_seq=task.event_seq,
+        ended_seq=None,
+        timestamp=tx.now,
+        ended_at=None,
+    )
+    return Claim(task, given, execution_id, generation)
+
+
+def _input_from_row(tx: Transaction, row: Row) -> TaskInput:
+    prompt, context, budget, contract, tags, metadata = row
+    return TaskInput(
+        payloads.body(tx, prompt),
+        None if context is None else payloads.body(tx, context),
+        budget,
+        None if contract is None else payloads.body(tx, contract),
+        json.loads(tags),
+        json.loads(metadata),
+    )
+
+

@@ -1,0 +1,110 @@
+"""The lock that lets one process at a time write to a SQLite file, fair and with a deadline.
+
+SQLite's own busy handler sleeps and retries, so the process that has just committed wins again (measured: one
+process got 1 commit against 813). A blocking flock is fair but hangs for ever when its holder is stopped. So: take
+it at once if it is free, else a thread waits in flock and the caller waits for that thread, up to a deadline.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from perdure.errors import StoreBusy
+
+
+class WriterLock:
+    """An flock on a side file. Used by one writer thread; the kernel frees it when the process dies."""
+
+    def __init__(self, path: Path, *, busy_s: float) -> None:
+        self._path = path
+        self._busy_s = busy_s
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._wanted = threading.Semaphore(0)
+        self._granted = threading.Semaphore(0)
+        self._mutex = threading.Lock()
+        self._abandoned = False
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def take(self) -> None:
+        """Hold the lock. Raises StoreBusy, naming the holder, when another process keeps it for `busy_s`."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait_in_flock, name="perdure-lock", daemon=True)
+            self._thread.start()
+        with self._mutex:
+            still_waiting, self._abandoned = self._abandoned, False
+        if not still_waiting:
+            self._wanted.release()
+        if self._granted.acquire(timeout=self._busy_s):
+            return
+        with self._mutex:
+            if self._granted.acquire(blocking=False):
+                return  # It came between the deadline and here.
+            self._abandoned = True
+        raise self._busy()
+
+    def drop(self) -> None:
+        """Let the next process write."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the side file; a waiting thread ends when it next gets the lock."""
+        self._closed = True
+        self._wanted.release()
+        if self._thread is None or not self._abandoned:
+            os.close(self._fd)
+
+    def _wait_in_flock(self) -> None:
+        while True:
+            self._wanted.acquire()
+            if self._closed:
+                return
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            with self._mutex:
+                if self._abandoned:  # The writer gave up: nobody would use the lock.
+                    self._abandoned = False
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                    if self._closed:
+                        os.close(self._fd)
+                        return
+                else:
+                    self._granted.release()
+
+    def _busy(self) -> StoreBusy:
+        pid = _holder(self._path)
+        stopped = pid is not None and _is_stopped(pid)
+        who = "another process" if pid is None else f"process {pid}{' (stopped)' if stopped else ''}"
+        return StoreBusy(
+            f"{who} has held the write lock of {self._path} for {self._busy_s:g} s; nothing was written. "
+            + ("Wake or end that process." if stopped else "Try again, or look what that process does."),
+            holder_pid=pid,
+            holder_stopped=stopped,
+        )
+
+
+def _holder(path: Path) -> int | None:
+    """The pid that holds an flock on `path`, where the kernel says so."""
+    try:
+        inode = path.stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode) and int(words[4]) > 0:
+                return int(words[4])
+    except (OSError, IndexError, ValueError):
+        return None  # Not Linux, or a container that hides it: the error then names nobody.
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False

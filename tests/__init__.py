@@ -1,0 +1,1 @@
+"""The tests of perdure; shared code is imported as `tests.<module>`."""
