@@ -39,14 +39,17 @@ _COMPRESS_PART_BYTES: Final = 1024
 _ZLIB_LEVEL: Final = 1
 _INLINE_BYTES: Final = 4096
 _PART_BYTES: Final = 256
-_RUN_OF_SMALL_BYTES: Final = 1024
-_LONGEST_RUN_OF_SMALL_BYTES: Final = 4096
+# The open end of a list is written anew each time the list grows, so runs are short: of small pieces by their
+# bytes, of all by their number. One piece in four ends a run; which one depends on the piece, not on its place,
+# so that a list that loses its first elements soon falls into the same runs again.
+_LONGEST_SMALL_RUN_BYTES: Final = 1024
 _MANY_PIECES: Final = 16
 _SHORTEST_RUN: Final = 4
-_LONGEST_RUN: Final = 64
-# One piece in eight ends a run, so that the open end of a list is short.
-_RUN_MASK: Final = 7
-_DEEPEST: Final = 64
+_LONGEST_RUN: Final = 32
+_RUN_MASK: Final = 3
+# Containers in containers are cut this deep; each may add a dozen levels of runs before its own.
+_DEEPEST_CUT: Final = 8
+_DEEPEST: Final = 128
 _LARGEST_BYTES: Final = 1 << 30
 _HASH_BYTES: Final = 32
 
@@ -68,7 +71,9 @@ def digest(body: bytes) -> str:
 
 
 def pack(body: bytes, *, known: Container[bytes] = frozenset()) -> Packed:
-    """The body as it is stored. Equal bodies give equal blobs; a part whose hash is in `known` is left out."""
+    """The body as it is stored. Equal bodies give equal blobs; a part whose hash is in `known`, as stored already, is
+    left out.
+    """
     if len(body) < _COMPRESS_BODY_BYTES:
         return Packed(b"J" + body)
     if len(body) > _LARGEST_BYTES:
@@ -142,7 +147,7 @@ def _compress(plain: bytes, least_bytes: int) -> bytes:
 
 def _plan(text: bytes, depth: int) -> list[_Piece] | None:
     """How to cut a container, or None if it is better stored whole: it is small, or hardly has parts of its own."""
-    if len(text) < _INLINE_BYTES or depth > _DEEPEST // 4:
+    if len(text) < _INLINE_BYTES or depth > _DEEPEST_CUT:
         return None
     cut = _cut(text)
     if cut is None:
@@ -182,8 +187,8 @@ def _list_pieces(pieces: list[_Piece], store: _Parts) -> list[bytes]:
         whole = piece.key + piece.text
         if len(whole) < _PART_BYTES:
             small += (b"," if index else b"") + whole
-            ends_run = len(small) >= _RUN_OF_SMALL_BYTES and zlib.crc32(whole) & _RUN_MASK == 0
-            if ends_run or len(small) >= _LONGEST_RUN_OF_SMALL_BYTES:
+            ends_run = len(small) >= _PART_BYTES and zlib.crc32(whole) & _RUN_MASK == 0
+            if ends_run or len(small) >= _LONGEST_SMALL_RUN_BYTES:
                 listed.append(b"\x01" + store.add(b"J" + small))
                 small.clear()
             continue
@@ -203,10 +208,14 @@ def _gather_runs(listed: list[bytes], store: _Parts) -> list[bytes]:
     open_end: list[bytes] = []
     while len(listed) > _MANY_PIECES:
         starts = [0]
+        size_bytes = 0
         for index, piece in enumerate(listed, start=1):
             length = index - starts[-1]
-            if length >= _LONGEST_RUN or (length >= _SHORTEST_RUN and piece[-1] & _RUN_MASK == 0):
+            size_bytes += len(piece)
+            is_full = length >= _LONGEST_RUN or size_bytes >= _LONGEST_SMALL_RUN_BYTES
+            if length >= _SHORTEST_RUN and (is_full or piece[-1] & _RUN_MASK == 0):
                 starts.append(index)
+                size_bytes = 0
         open_end = listed[starts[-1] :] + open_end
         listed = [b"\x01" + store.add(b"L" + b"".join(listed[start:end])) for start, end in pairwise(starts)]
     return listed + open_end
@@ -227,7 +236,7 @@ class _Budget:
     def __init__(self, most_bytes: int) -> None:
         self._left_bytes = most_bytes
 
-    def spend(self, text: bytes) -> bytes:
+    def spend(self, text: bytes | memoryview) -> bytes | memoryview:
         # An empty piece counts too, or a short list could keep the loop busy for ever.
         self._left_bytes -= len(text) + 1
         if self._left_bytes < 0:
@@ -299,10 +308,10 @@ def _walk(plain: bytes) -> Iterator[tuple[int, bytes]]:
         yield kind, content
 
 
-def _join(plain: bytes, opened: Mapping[bytes, bytes], budget: _Budget) -> Iterator[bytes]:
+def _join(plain: bytes, opened: Mapping[bytes, bytes], budget: _Budget) -> Iterator[bytes | memoryview]:
     budget.spend(b"")
     if plain[:1] == b"J":
-        yield budget.spend(plain[1:])
+        yield budget.spend(memoryview(plain)[1:])
         return
     if plain[:1] == b"R":
         yield from _join(opened[plain[1:]], opened, budget)

@@ -36,7 +36,8 @@ _MARK: Final = to_json(TAG)
 def decode(body: bytes | memoryview, *, annotation: object = ANY) -> object:
     """The value that was encoded: as the annotated type if it fits, else as the recorded one, else as plain data.
 
-    Runs no code of the recorded class but the constructor of a msgspec struct; an annotation may run validators.
+    Of a recorded class it runs nothing but the constructor of a msgspec struct and the lookup of combined flags; an
+    annotation may run validators.
     Raises Damaged if the bytes are no JSON.
     """
     text = bytes(body)
@@ -131,11 +132,11 @@ def _read_object(raw: Mapping[str, object], *, with_classes: bool) -> object:
     cls = find_class(raw["class"]) if with_classes else None
     if cls is None or family_of(cls) is Family.ENUM:
         return known
-    private = raw.get("private")
+    beside = raw.get("beside")
     was_set = raw.get("set")
     state = State(
         known,
-        None if private is None else _rebuild_members(_expect_dict(private), with_classes=with_classes),
+        None if beside is None else _rebuild_members(_expect_dict(beside), with_classes=with_classes),
         None if was_set is None else cast("list[str]", list(cast("list[object]", was_set))),
     )
     try:

@@ -26,7 +26,6 @@ from perdure.codec.table import (
     is_a,
     name_class,
     state_of,
-    strangers_of,
     to_json,
     write_scalar,
 )
@@ -236,17 +235,11 @@ class _Lowering:
             raise Unfit(f"reading the fields of {name_class(type(value))} raised {type(error).__name__}") from error
         if state is None:
             raise Unfit(_no_encoding(value))
-        strangers = strangers_of(value)
-        if strangers:
-            raise Unfit(
-                f"{name_class(type(value))} holds {', '.join(sorted(strangers))} beside its fields, which would be "
-                "lost; make it a field, or a functools.cached_property"
-            )
         self._enter(value, depth)
         tagged: dict[str, Plain] = {TAG: "object", "class": name_class(type(value))}
         tagged["v"] = self._members(state.fields, depth + 1, exact=True)
-        if state.private is not None:
-            tagged["private"] = self._members(state.private, depth + 1, exact=True)
+        if state.beside is not None:
+            tagged["beside"] = self._members(state.beside, depth + 1, exact=True)
         if state.set is not None:
             tagged["set"] = [*state.set]
         self._leave(value)

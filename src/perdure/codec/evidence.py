@@ -38,7 +38,8 @@ _SMALLEST_CUT_BYTES: Final = 512
 def evidence(value: object, *, secrets: Collection[str] = (), limit: int = DEFAULT_LIMIT) -> bytes:
     """The value as canonical JSON of at most `limit` bytes; never raises for an odd value.
 
-    What has no encoding is kept by the name of its class; lone surrogates, numbers that are not JSON, parts that
+    An object is its fields, without what it holds beside them, such as caches and private attributes. What has no
+    encoding is kept by the name of its class; lone surrogates, numbers that are not JSON, parts that
     are too big or too deep are marked. The exact text of every secret is masked before anything else.
     """
     hidden = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
@@ -52,7 +53,7 @@ def evidence(value: object, *, secrets: Collection[str] = (), limit: int = DEFAU
 
 
 def _take(value: object, hidden: Sequence[str], limit: int) -> bytes:
-    kept = _Evidence(hidden, limit).lower(value, 0)
+    kept = _Evidence(hidden, limit).lower(value, 0, exact=False)
     body = to_json(kept)
     return body if len(body) <= limit else to_json(_cut(kept, limit))
 
@@ -81,7 +82,8 @@ class _Evidence:
         self._room = limit
         self._on_the_way: set[int] = set()
 
-    def lower(self, value: object, depth: int) -> Plain:
+    def lower(self, value: object, depth: int, *, exact: bool) -> Plain:
+        """`exact` keeps tuples apart from lists, for the inside of sets and objects."""
         self._room -= 1
         if self._room < 0:
             return {TAG: "cut", "v": "too many values"}
@@ -94,7 +96,7 @@ class _Evidence:
         if depth >= MAX_DEPTH:
             return {TAG: "cut", "v": "too deep"}
         self._on_the_way.add(id(value))
-        parts = self._parts(value, depth)
+        parts = self._parts(value, depth, exact=exact)
         self._on_the_way.discard(id(value))
         return parts
 
@@ -122,21 +124,21 @@ class _Evidence:
         tag, content = found
         return ({TAG: tag, "v": self._text(content) if type(content) is str and tag != "bytes" else content},)
 
-    def _parts(self, value: object, depth: int) -> Plain:
+    def _parts(self, value: object, depth: int, *, exact: bool) -> Plain:
         """Whatever holds other values, or nothing that can be kept."""
         if is_a(value, dict):
-            return self._dict(list(dict.items(value)), depth)
+            return self._dict(list(dict.items(value)), depth, exact=exact)
         if is_a(value, list):
-            return self._items(list.copy(value), depth)
+            return self._items(list.copy(value), depth, exact=exact)
         if is_a(value, set):
-            return {TAG: "set", "v": sort_plain(self._items(set.copy(value), depth + 1))}
+            return {TAG: "set", "v": sort_plain(self._items(set.copy(value), depth + 1, exact=True))}
         if is_a(value, frozenset):
-            return {TAG: "frozenset", "v": sort_plain(self._items(frozenset.copy(value), depth + 1))}
+            return {TAG: "frozenset", "v": sort_plain(self._items(frozenset.copy(value), depth + 1, exact=True))}
         try:
             if is_a(value, Enum):
                 name, inner = value._name_, value._value_
                 tagged: dict[str, Plain] = {TAG: "enum", "class": name_class(type(value))}
-                return tagged | {"name": self._text(str(name)), "v": self.lower(inner, depth + 1)}
+                return tagged | {"name": self._text(str(name)), "v": self.lower(inner, depth + 1, exact=True)}
             state = state_of(value)
         except RecursionError:
             raise
@@ -144,22 +146,23 @@ class _Evidence:
         except Exception:  # noqa: BLE001
             state = None
         if state is not None:
-            fields = self._dict(list(state.fields.items()), depth + 1)
+            fields = self._dict(list(state.fields.items()), depth + 1, exact=True)
             return {TAG: "object", "class": name_class(type(value)), "v": fields}
         if is_a(value, tuple):
-            return self._items(list(tuple.__iter__(value)), depth)
+            items = self._items(list(tuple.__iter__(value)), depth + 1 if exact else depth, exact=exact)
+            return {TAG: "tuple", "v": items} if exact else items
         return {TAG: "opaque", "v": self._name(value)}
 
-    def _items(self, values: Iterable[object], depth: int) -> list[Plain]:
+    def _items(self, values: Iterable[object], depth: int, *, exact: bool) -> list[Plain]:
         lowered: list[Plain] = []
         for part in values:
-            lowered.append(self.lower(part, depth + 1))  # A comprehension costs a frame a level.
+            lowered.append(self.lower(part, depth + 1, exact=exact))  # A comprehension costs a frame a level.
         return lowered
 
-    def _dict(self, pairs: Sequence[tuple[object, object]], depth: int) -> Plain:
+    def _dict(self, pairs: Sequence[tuple[object, object]], depth: int, *, exact: bool) -> Plain:
         lowered: list[tuple[Plain, Plain]] = []
         for key, part in pairs:
-            lowered.append((self.lower(key, depth + 1), self.lower(part, depth + 1)))
+            lowered.append((self.lower(key, depth + 1, exact=True), self.lower(part, depth + 1, exact=exact)))
         plain = {key: part for key, part in lowered if type(key) is str}
         # Keys that are no text, or became equal under the mask, can only be told as pairs.
         if len(plain) < len(pairs) or any(type(key) is not str for key, _ in pairs):

@@ -18,7 +18,8 @@ exactly that type. Everything else is an object `{"$perdure": tag, "v": content}
     dict        a dict that itself has the key $perdure its members, taken literally
     enum        Enum member                             its value; beside it `class` and `name`
     object      dataclass, msgspec.Struct, pydantic     its fields; beside them `class`, and for pydantic
-                model, named tuple                      `private` (private attributes) and `set` (fields set)
+                model, named tuple                      `set` (fields set), and `beside` where it holds
+                                                        attributes that are no fields, or private ones
 
 Only the record of a step's input, which must never fail, also holds:
 
@@ -88,10 +89,13 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What an object consists of. `private` and `set` are a pydantic model's alone."""
+    """What an object consists of: fields, and what it holds beside them, such as a pydantic model's private attributes.
+
+    `set` names the fields of a pydantic model that were set, where not all were.
+    """
 
     fields: dict[str, object]
-    private: dict[str, object] | None = None
+    beside: dict[str, object] | None = None
     set: list[str] | None = None
 
 
@@ -225,10 +229,13 @@ def state_of(value: object) -> State | None:
     cls = type(value)
     match family_of(cls):
         case Family.DATACLASS:
-            return State(_read_fields(value, [field.name for field in fields(cast("type[_AnyDataclass]", cls))]))
+            names = tuple(field.name for field in fields(cast("type[_AnyDataclass]", cls)))
+            return State(_read_fields(value, names), _read_beside(value, names))
         case Family.STRUCT:
-            read = _read_fields(value, cast("type[msgspec.Struct]", cls).__struct_fields__)
-            return State({name: part for name, part in read.items() if part is not msgspec.UNSET})
+            names = cast("type[msgspec.Struct]", cls).__struct_fields__
+            read = _read_fields(value, names)
+            known = {name: part for name, part in read.items() if part is not msgspec.UNSET}
+            return State(known, _read_beside(value, names))
         case Family.NAMED_TUPLE:
             names = cast("tuple[str, ...]", vars_of(cls, "_fields"))
             return State(dict(zip(names, tuple.__iter__(cast("tuple[object, ...]", value)), strict=True)))
@@ -236,25 +243,6 @@ def state_of(value: object) -> State | None:
             return _read_model(value)
         case Family.ENUM | None:
             return None
-
-
-def strangers_of(value: object) -> list[str]:
-    """Attributes of a dataclass or struct that are no fields and would be lost; caches that refill are none."""
-    cls = type(value)
-    family = family_of(cls)
-    if family is Family.DATACLASS:
-        names = {field.name for field in fields(cast("type[_AnyDataclass]", cls))}
-    elif family is Family.STRUCT:
-        names = set(cast("type[msgspec.Struct]", cls).__struct_fields__)
-    else:
-        return []
-    try:
-        held: dict[str, object] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return []  # It has slots only.
-    return [
-        name for name in held if name not in names and not isinstance(vars_of(cls, name), functools.cached_property)
-    ]
 
 
 def build(cls: type, state: State) -> object:
@@ -265,11 +253,11 @@ def build(cls: type, state: State) -> object:
     """
     match family_of(cls):
         case Family.DATACLASS:
-            return _build_dataclass(cls, state.fields)
+            return _set_beside(_build_dataclass(cls, state.fields), state.beside)
         case Family.STRUCT:
             struct = cast("type[msgspec.Struct]", cls)
             known = {name: state.fields[name] for name in struct.__struct_fields__ if name in state.fields}
-            return struct(**known)
+            return _set_beside(struct(**known), state.beside)
         case Family.NAMED_TUPLE:
             names = cast("tuple[str, ...]", vars_of(cls, "_fields"))
             known = {**cast("Mapping[str, object]", vars_of(cls, "_field_defaults")), **state.fields}
@@ -317,6 +305,27 @@ def _read_fields(value: object, names: Sequence[str]) -> dict[str, object]:
     return read
 
 
+def _read_beside(value: object, names: tuple[str, ...]) -> dict[str, object] | None:
+    try:
+        held: dict[str, object] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None  # It has slots only.
+    # A cache fills itself again.
+    return {
+        name: part
+        for name, part in list(held.items())
+        if name not in names and not is_a(vars_of(type(value), name), functools.cached_property)
+    } or None
+
+
+def _set_beside(made: object, beside: Mapping[str, object] | None) -> object:
+    for name, part in (beside or {}).items():
+        # Text from the store never reaches what Python itself reads, such as `__class__`.
+        if not name.startswith("__"):
+            object.__setattr__(made, name, part)
+    return made
+
+
 def _pick(known: Mapping[str, object], name: str) -> object:
     if name not in known:
         raise Unfit(f"the field {name} is missing")
@@ -344,7 +353,7 @@ def _read_model(value: object) -> State:
 
     assert isinstance(value, BaseModel)
     held = value.__dict__
-    names = type(value).__pydantic_fields__
+    names = type(value).model_fields
     read: dict[str, object] = {name: held[name] for name in names if name in held}
     read |= value.__pydantic_extra__ or {}
     was_set = sorted(value.__pydantic_fields_set__)
@@ -358,7 +367,7 @@ def _build_model(cls: type, state: State) -> object:
 
     assert issubclass(cls, BaseModel)
     held: dict[str, object] = {}
-    for name, info in cls.__pydantic_fields__.items():
+    for name, info in cls.model_fields.items():
         if name in state.fields:
             held[name] = state.fields[name]
         elif info.default_factory in _HARMLESS_FACTORIES:
@@ -376,7 +385,7 @@ def _build_model(cls: type, state: State) -> object:
             for name, attribute in cls.__private_attributes__.items()
             if attribute.default_factory is None and attribute.default is not PydanticUndefined
         }
-        private = plain_defaults | (state.private or {})
+        private = plain_defaults | (state.beside or {})
     made = object.__new__(cls)
     object.__setattr__(made, "__dict__", held)
     object.__setattr__(made, "__pydantic_extra__", extra)

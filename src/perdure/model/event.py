@@ -18,7 +18,7 @@ class EventKind(StrEnum):
     CHECKPOINT_CREATED = "checkpoint_created"
     PULSES_DROPPED = "pulses_dropped"
     DRIFT = "drift"
-    LATE_RESULT = "late_result"
+    CALL_RUN_AGAIN = "call_run_again"
     AI_STREAMING = "ai_streaming"
     PROGRESS = "progress"
     LOG = "log"

@@ -56,16 +56,3 @@ class Question:
         """Read a row selected with the columns of this class, in order."""
         return cls(*row[:6], QuestionKind(row[6]), *row[7:11], QuestionStatus(row[11]), *row[12:15], bool(row[15]),
                    *row[16:])
-
-
-@dataclass(frozen=True, slots=True)
-class NewQuestion:
-    """A question to be opened. The same task, kind and step key open only one at a time."""
-
-    kind: QuestionKind
-    text: str
-    step_key: str = ""
-    to: str = ""
-    evidence: bytes = b"\x01{}"
-    digest: str = ""
-    expires_at_ms: int | None = None

@@ -120,6 +120,11 @@ class Task:
         """True while a crash could have left the task as it is."""
         return self.status.is_recoverable
 
+    @property
+    def child_depth(self) -> int:
+        """The depth of a child of this task."""
+        return self.depth + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:

@@ -16,18 +16,23 @@ from dataclasses import dataclass, field, replace
 from perdure import codec
 from perdure.errors import BadInput, KeyConflict, NotFound, Refused
 from perdure.model.task import Fence, Lane, Mode, Task
-from perdure.policy.budget import Budget, narrow
-from perdure.policy.lanes import rank_ms
+from perdure.policy.budget import Budget, Usage, narrow, spend
+from perdure.policy.lanes import check_priority, rank_ms
+from perdure.policy.risk import Risk
 from perdure.states import TASK
 from perdure.store import events, payloads, sessions, steps
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
-from perdure.store.sessions import check_id
+from perdure.store.sessions import check_id, check_text
 from perdure.store.tasks import task_from_row
 
 Q = load("tasks")
 _LOW = "low"
+_NO_LIMITS = Budget()
+_RESUMES = ("auto", "ask")
+_EXECUTIONS = ("parallel", "sequential")
+_LATEST_MS = 1 << 53  # some 285,000 years; sums of two such instants still fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,18 @@ class NewTask:
     tags: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
     forked_from: str | None = None
+
+    def with_lane(self, lane: Lane) -> NewTask:
+        """The same task in another lane."""
+        return replace(self, lane=lane)
+
+    def with_parent_task(self, parent: Task) -> NewTask:
+        """As a child of `parent`: its deadline not later, its lane the parent's when the parent waits for it."""
+        deadline_at = self.deadline_at
+        if parent.deadline_at is not None:
+            deadline_at = parent.deadline_at if deadline_at is None else min(deadline_at, parent.deadline_at)
+        lane = parent.lane if self.mode is Mode.FOREGROUND else self.lane
+        return replace(self, deadline_at=deadline_at, lane=lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,7 @@ def admit_children(
     tasks = []
     for step, one in new:
         task_id = tx.new_id()
+        child = one.with_parent_task(parent)
         steps.begin(tx, fence, steps.with_child(step, task_id))
         where = _Place(
             parent.session_id,
@@ -118,16 +136,16 @@ def admit_children(
             parent.turn_id,
             parent.agent,
             parent.id,
-            parent.depth + 1,
+            parent.child_depth,
         )
-        tasks.append(_insert(tx, task_id, _within(one, parent, limits), where))
+        tasks.append(_insert(tx, task_id, replace(child, budget=narrow(limits, one.budget)), where))
     tx.hint()
     return Admission(tuple(tasks), False)
 
 
 def work_digest(agent: str, prompt: bytes, *, context: bytes | None = None, item: str | None = None) -> str:
     """What makes two admissions the same work, as 32 hexadecimal digits."""
-    parts = (agent.encode(), prompt, context or b"", (item or "").encode())
+    parts = (agent.encode("utf-8", "surrogatepass"), prompt, context or b"", (item or "").encode())
     framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return hashlib.sha256(framed).hexdigest()[:32]
 
@@ -154,10 +172,29 @@ def _check(new: Sequence[NewTask]) -> None:
         raise BadInput("two tasks of one batch have the same key", field="key")
     for one in new:
         check_id(one.agent, "agent")
-        if one.key is not None:
-            check_id(one.key, "key")
-        if one.session_id is not None:
-            check_id(one.session_id, "session")
+        for text, name in ((one.key, "key"), (one.session_id, "session"), (one.forked_from, "forked_from")):
+            if text is not None:
+                check_id(text, name)
+        for text, name in ((one.version, "version"), (one.definition_hash, "definition_hash")):
+            check_text(text, name)
+        Risk.parse(one.risk)
+        check_priority(one.priority)
+        for word, name, words in ((one.resume, "resume", _RESUMES), (one.execution, "execution", _EXECUTIONS)):
+            if word not in words:
+                raise BadInput(f"{name}: {word!r} is not known; write {' or '.join(words)}", field=name)
+        for name in ("delay_ms", "deadline_at", "deadline_ms"):
+            instant: int | None = getattr(one, name)
+            if instant is not None and not 0 <= instant <= _LATEST_MS:
+                raise BadInput(f"{name} is {instant}; it must be from 0 to {_LATEST_MS} ms", field=name)
+        _as_json(one.tags, "tags")
+        _as_json(one.metadata, "metadata")
+
+
+def _as_json(mapping: Mapping[str, object], name: str) -> str:
+    try:
+        return json.dumps(dict(mapping), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{name} must be plain JSON values under text keys: {error}", field=name) from None
 
 
 def _session_of(one: NewTask, task_id: str) -> str:
@@ -213,10 +250,11 @@ def _check_same(one: NewTask, task: Task) -> None:
 
 
 def _insert(tx: Transaction, task_id: str, one: NewTask, place: _Place) -> Task:
-    available_at = tx.now + max(0, one.delay_ms)
+    available_at = tx.now + one.delay_ms
     deadline_at = one.deadline_at
     if one.deadline_ms is not None:
-        deadline_at = min(deadline_at, tx.now + one.deadline_ms) if deadline_at else tx.now + one.deadline_ms
+        relative = tx.now + one.deadline_ms
+        deadline_at = relative if deadline_at is None else min(deadline_at, relative)
     revision = sessions.raise_revision(tx, place.root_session_id)
     row = tx.one(
         Q.insert,
@@ -255,8 +293,8 @@ def _insert(tx: Transaction, task_id: str, one: NewTask, place: _Place) -> Task:
         prompt=payloads.keep(tx, one.prompt),
         context=None if one.context is None else payloads.keep(tx, one.context),
         budget=json.dumps(one.budget.to_json()),
-        tags=json.dumps(dict(one.tags), sort_keys=True),
-        metadata=json.dumps(dict(one.metadata), sort_keys=True),
+        tags=_as_json(one.tags, "tags"),
+        metadata=_as_json(one.metadata, "metadata"),
     )
     told = {"agent": one.agent, **({"parent": place.parent_task_id} if place.parent_task_id else {})}
     events.emit(tx, row[0], 1, TASK.event("admit"), told)
@@ -277,13 +315,14 @@ def _child_limits(tx: Transaction, parent: Task, count: int) -> Budget:
     """What is left for a child of `parent`, after every limit up the ancestry was checked for `count` more."""
     violated: list[str] = []
     chain: list[str] = []
-    left = Budget()
+    left = _NO_LIMITS
     ancestor: Task | None = parent
     while ancestor is not None:
         chain.append(ancestor.id)
         budget = Budget.from_json(json.loads(task_ops.get_input(tx, ancestor.id).budget))
-        violated += _violations(tx, ancestor, budget, parent, count)
-        left = narrow(left, budget)
+        if budget != _NO_LIMITS:
+            violated += _violations(tx, ancestor, budget, parent, count)
+            left = narrow(left, spend(budget, _used(tx, ancestor, count)))
         ancestor = None if ancestor.parent_task_id is None else task_ops.get(tx, ancestor.parent_task_id)
         if len(chain) > 1000 or (ancestor is not None and ancestor.id in chain):
             raise Refused("the chain of parents runs in a circle", limits=("cycle",), chain=chain)
@@ -292,6 +331,19 @@ def _child_limits(tx: Transaction, parent: Task, count: int) -> Budget:
             f"no child was started: {'; '.join(violated)} (from {' < '.join(chain)})", limits=violated, chain=chain
         )
     return left
+
+
+def _used(tx: Transaction, ancestor: Task, count: int) -> Usage:
+    """What an ancestor and everything below it has used, `count` more starts included."""
+    below = tx.one(Q.usage_below, id=ancestor.id)
+    runs = tx.one(Q.count_descendants, id=ancestor.id)
+    assert below is not None and runs is not None
+    return Usage(
+        tokens=ancestor.prompt_tokens + ancestor.completion_tokens + below[0],
+        cost=ancestor.cost + below[1],
+        tool_calls=ancestor.tool_calls + below[2],
+        runs=runs[0] + count,
+    )
 
 
 def _violations(tx: Transaction, ancestor: Task, budget: Budget, parent: Task, count: int) -> list[str]:
@@ -309,12 +361,3 @@ def _violations(tx: Transaction, ancestor: Task, budget: Budget, parent: Task, c
         if row[0] + count > budget.runs:
             found.append(f"runs {row[0] + count} of {budget.runs} (limit of {ancestor.agent})")
     return found
-
-
-def _within(one: NewTask, parent: Task, left: Budget) -> NewTask:
-    """The child with its parent's limits: deadline not later, budget the minimum, lane inherited when waited for."""
-    deadline_at = one.deadline_at
-    if parent.deadline_at is not None:
-        deadline_at = parent.deadline_at if deadline_at is None else min(deadline_at, parent.deadline_at)
-    lane = parent.lane if one.mode is Mode.FOREGROUND else one.lane
-    return replace(one, deadline_at=deadline_at, lane=lane, budget=narrow(left, one.budget))

@@ -8,6 +8,7 @@ two batches. Its size is a metric.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 import apsw
@@ -23,17 +24,19 @@ class Connect(Protocol):
 
 
 class Checkpointer:
-    """Watches the writer's log."""
+    """Watches the log of one file, which all connections that write to it share."""
 
-    def __init__(self, connect: Connect, writer: apsw.Connection) -> None:
-        self._writer = writer
+    def __init__(self, connect: Connect, *, writers: Sequence[apsw.Connection]) -> None:
+        self._writer = writer = writers[0]
         self._page_bytes = int(writer.pragma("page_size"))
         self._pages = 0
         self._copied_at_pages = 0
         self._due = threading.Event()
+        self._at_work = threading.Lock()
         self._closing = False
         self._connection = connect()
-        writer.set_wal_hook(self._committed)
+        for each in writers:
+            each.set_wal_hook(self._committed)
         self._thread = threading.Thread(target=self._copy, name="perdure-checkpoint", daemon=True)
         self._thread.start()
 
@@ -46,9 +49,11 @@ class Checkpointer:
         """Called by the writer between two batches."""
         if self.log_bytes > _CAP_BYTES:
             try:
-                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.BusyError:
-                return  # A reader still needs the log; the next batch tries again.
+                # SQLite would say "busy" at once while the other connection copies, which it always does by now.
+                with self._at_work:
+                    self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.Error:
+                return  # A reader needs the log, or the disk is full. All is in the log; the next batch tries again.
 
     def close(self) -> None:
         """Stop copying."""
@@ -73,6 +78,7 @@ class Checkpointer:
             if self._closing:
                 return
             try:
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                with self._at_work:
+                    self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             except apsw.Error:
                 continue  # Another process is at it, or a reader holds on: it comes round again.

@@ -87,8 +87,12 @@ class Database(Protocol):
         """Run `unit` on one snapshot, then answer."""
         ...
 
-    def write_pulses(self, unit: Unit[Any], waiter: Waiter) -> None:
-        """Like `write`, for streamed events: committed, but power loss may take the last ones."""
+    def write_softly(self, unit: Unit[Any], waiter: Waiter) -> None:
+        """Like `write`, but power loss may take it: committed and visible at once, on disk with the next durable write.
+
+        For what is no loss: streamed events, heartbeats, and a claim, which the first durable write of its attempt
+        makes as durable as itself.
+        """
         ...
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:

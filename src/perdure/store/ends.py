@@ -13,11 +13,12 @@ from perdure import codec
 from perdure.errors import Error, InvariantError, NotFound
 from perdure.model.step import Note
 from perdure.model.task import Fence, Mode, Task, Wait, WaitKind
-from perdure.states import ATTEMPT, TASK, TaskStatus
+from perdure.states import ATTEMPT, QUESTION, TASK, TaskStatus
 from perdure.store import events, payloads, sessions, steps
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
+from perdure.store.sessions import check_id
 from perdure.store.tasks import Proof, end_attempt, error_to_json, task_from_row
 
 Q = load("tasks")
@@ -57,7 +58,8 @@ def fail(tx: Transaction, fence: Fence, error: Error, *, notes: Sequence[Note] =
 
 def time_out(tx: Transaction, task_id: str, *, fence: Fence | None = None) -> bool:
     """End an overdue task of any status; its open foreground children go with it. True if this call did it."""
-    return _end(tx, task_id, "time_out", Error("TimedOut", DEADLINE_EXCEEDED, "permanent"), all_children=False, fence=fence)
+    error = Error("TimedOut", DEADLINE_EXCEEDED, "permanent")
+    return _end(tx, task_id, "time_out", error, all_children=False, fence=fence)
 
 
 def cancel(tx: Transaction, task_id: str, *, reason: str = "", by: str = "") -> bool:
@@ -73,6 +75,7 @@ def refuse(tx: Transaction, task_id: str, error: Error) -> bool:
     if family.me.status is not TaskStatus.PENDING:
         return False
     revision = sessions.raise_revision(tx, family.me.root_session_id)
+    _end_children(tx, family, revision, all_children=False, reason=f"its parent was refused: {error}")
     return _end_one(tx, family.me, "refuse", error, revision) and _wake_parent(tx, family)
 
 
@@ -104,7 +107,7 @@ class _Family:
 
 
 def _hold(tx: Transaction, task_id: str) -> _Family:
-    place = tx.one(Q.place, id=task_id)
+    place = tx.one(Q.place, id=check_id(task_id, "task"))
     if place is None:
         raise NotFound(f"there is no task {task_id}")
     sessions.lock(tx, place[1])
@@ -122,6 +125,7 @@ def _finish(
     if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
         task_ops.refuse(tx, fence, verb)
     revision = sessions.raise_revision(tx, me.root_session_id)
+    _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
     row = tx.one(
         Q.finish,
         id=me.id,
@@ -136,7 +140,6 @@ def _finish(
     proof = Proof(*row)
     end_attempt(tx, proof, ATTEMPT.target(verb), error)
     events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})
-    _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
     if error is not None:
         _end_children(tx, family, revision, all_children=False, reason=f"its parent failed: {error}")
     _wake_parent(tx, family)
@@ -158,6 +161,8 @@ def _end(
 
 
 def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int) -> bool:
+    """End a task that is locked and open. Its last event is the one of its end."""
+    _cancel_questions(tx, task, revision, f"the task {TASK.target(verb)}")
     row = tx.one(
         Q.end_unfenced,
         id=task.id,
@@ -172,7 +177,6 @@ def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int
         end_attempt(tx, proof, ATTEMPT.target(verb), error)
     payload = {"error": str(error), "was": task.status, **error.attributes}
     events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), payload)
-    _cancel_questions(tx, task, revision, f"the task {TASK.target(verb)}")
     tx.hint()
     return True
 
@@ -181,7 +185,7 @@ def _end_children(tx: Transaction, family: _Family, revision: int, *, all_childr
     """Cancel open descendants, leaves first: all, or those that were waited for (and what hangs below them)."""
     going = {family.me.id}
     for task in reversed(family.descendants):  # parents before children
-        if task.parent_task_id in going and (all_children or task.mode is Mode.FOREGROUND):
+        if all_children or (task.parent_task_id in going and task.mode is Mode.FOREGROUND):
             going.add(task.id)
     for task in family.descendants:
         if task.id in going and not task.status.is_terminal:
@@ -199,4 +203,7 @@ def _wake_parent(tx: Transaction, family: _Family) -> bool:
 
 
 def _cancel_questions(tx: Transaction, task: Task, revision: int, reason: str) -> None:
-    tx.run(K.cancel_open, task=task.n, reason=reason, revision=revision)
+    for _, question_id in sorted(tx.all(K.cancel_open, task=task.n, reason=reason, revision=revision)):
+        row = tx.one(Q.next_seq, id=task.id)
+        assert row is not None, task.id
+        events.emit(tx, row[0], row[1], QUESTION.event("cancel"), {"question": question_id, "reason": reason})

@@ -11,12 +11,20 @@ from perdure.store.database import Transaction
 from perdure.store.queries import load
 
 Q = load("events")
+T = load("tasks")
 _NOTHING: Mapping[str, Any] = {}
 
 
 def emit(tx: Transaction, task: int, seq: int, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:
     """Write one skeleton event under a number that a verb has just taken from the task's row."""
     tx.run(Q.insert, task=task, seq=seq, kind=kind, payload=payloads.small(tx, payload))
+
+
+def tell(tx: Transaction, task_id: str, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:
+    """Write an event that no owner writes, under the task's next number."""
+    row = tx.one(T.next_seq, id=task_id)
+    if row is not None:
+        emit(tx, row[0], row[1], kind, payload)
 
 
 def feed(tx: Transaction, task_id: str, *, after: int, limit: int = 500) -> list[Event]:

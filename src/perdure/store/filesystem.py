@@ -16,10 +16,11 @@ _NETWORK = frozenset(
 )
 
 
-def check_path(path: Path) -> Path:
+def check_path(path: Path, *, mounts: str | None = None) -> Path:
     """The absolute path of a database file, its folder made if need be (mode 0700).
 
-    Raises BadInput for a path that cannot be a file and NetworkFileSystem where locks cannot be trusted.
+    `mounts` stands in for the system's table of mounts. Raises BadInput for a path that cannot be a file and
+    NetworkFileSystem where locks cannot be trusted.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if path.is_dir():
@@ -28,7 +29,7 @@ def check_path(path: Path) -> Path:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"the folder {path.parent} cannot be made: {error.strerror}", field="url") from error
-    kind = file_system(path.parent)
+    kind = file_system(path.parent, mounts=mounts)
     if kind in _NETWORK:
         raise NetworkFileSystem(
             f"{path} lies on a network file system ({kind}), where SQLite's locks cannot be trusted and two machines "
@@ -45,30 +46,41 @@ def create_private(path: Path) -> None:
         return
 
 
-def file_system(folder: Path) -> str:
-    """The kind of file system `folder` lies on, or "" where the system does not say."""
-    if sys.platform == "darwin":
-        return _from_mount_command(folder)
+def file_system(folder: Path, *, mounts: str | None = None) -> str:
+    """The kind of file system `folder` lies on, or "" where the system does not say.
+
+    `mounts` is the text of /proc/self/mountinfo, or on macOS of the command `mount`.
+    """
     try:
-        device = os.stat(folder).st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
-            if left.split()[2] == wanted:
-                return right.split()[0]
-    except (OSError, IndexError):
+        if sys.platform == "darwin":
+            return kind_by_path(folder.resolve(), _mount_command() if mounts is None else mounts)
+        device = folder.stat().st_dev
+        return kind_by_device(device, Path("/proc/self/mountinfo").read_text() if mounts is None else mounts)
+    except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def kind_by_device(device: int, mounts: str) -> str:
+    """The file system of a device number in the text of Linux's mountinfo, or ""."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        words = left.split()
+        if len(words) > 2 and words[2] == wanted and right:
+            return right.split()[0]
     return ""
 
 
-def _from_mount_command(folder: Path) -> str:
-    try:
-        lines = subprocess.run(["/sbin/mount"], capture_output=True, text=True, timeout=5, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    best = ("", "")
-    for line in lines.splitlines():
-        where, _, rest = line.partition(" on ")[2].partition(" (")
-        if str(folder).startswith(where) and len(where) > len(best[0]):
-            best = (where, rest.split(",")[0])
-    return best[1]
+def kind_by_path(folder: Path, mounts: str) -> str:
+    """The file system of the innermost mount that holds `folder`, in the output of macOS's mount, or ""."""
+    depth, kind = 0, ""
+    for line in mounts.splitlines():
+        # "//user@server/share on /Volumes/share (smbfs, nodev)": a space or " (" may stand in the path, too.
+        where, _, options = line.partition(" on ")[2].rpartition(" (")
+        if where and folder.is_relative_to(where) and len(Path(where).parts) > depth:
+            depth, kind = len(Path(where).parts), options.split(",")[0].rstrip(")")
+    return kind
+
+
+def _mount_command() -> str:
+    return subprocess.run(["/sbin/mount"], capture_output=True, text=True, timeout=5, check=True).stdout

@@ -11,6 +11,7 @@ from perdure.states import InstanceStatus
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
+from perdure.store.sessions import check_id
 
 Q = load("instances")
 T = load("tasks")
@@ -57,6 +58,9 @@ def register(
     agents: Collection[tuple[str, str]] = (),
 ) -> Registration:
     """Take a new generation and begin to beat. `agents` are (name, version) pairs this process can run."""
+    check_id(instance_id, "instance")
+    for agent, _version in agents:
+        check_id(agent, "agent")
     row = tx.one(Q.next_generation)
     assert row is not None
     generation = int(row[0])
@@ -100,7 +104,7 @@ def owned(tx: Transaction, *, generation: int) -> list[Held]:
 
 def get(tx: Transaction, instance_id: str) -> Instance:
     """The instance. Raises NotFound."""
-    row = tx.one(Q.get, id=instance_id)
+    row = tx.one(Q.get, id=check_id(instance_id, "instance"))
     if row is None:
         raise NotFound(f"there is no instance {instance_id}")
     return Instance.from_row(row)
@@ -140,7 +144,8 @@ def mark_stopped(tx: Transaction, instance_id: str) -> bool:
 def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
     """End the open attempts of instances that are gone. Returns the ids of their tasks; a second pass finds none."""
     done = []
-    for task_id, execution_id, instance_id in tx.all(T.orphans, limit=limit):
+    # In the order of their ids: a pass holds many tasks at once, as a cascading end does.
+    for task_id, execution_id, instance_id in sorted(tx.all(T.orphans, limit=limit)):
         if task_ops.interrupt(tx, task_id, execution_id, reason=f"worker {instance_id} is gone"):
             done.append(task_id)
     return done

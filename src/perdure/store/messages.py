@@ -11,13 +11,14 @@ from perdure.errors import LeaseLost, NotFound, Refused
 from perdure.model.delivery import Delivery
 from perdure.model.event import EventKind
 from perdure.model.message import Message, NewMessage
-from perdure.model.task import Fence, WaitKind
+from perdure.model.task import Fence, Task, WaitKind
 from perdure.states import TaskStatus
 from perdure.store import events, payloads
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
-from perdure.store.sessions import check_id
+from perdure.store.sessions import check_id, check_text
+from perdure.store.steps import STEP_KEY_BYTES
 
 Q = load("messages")
 T = load("tasks")
@@ -25,6 +26,7 @@ T = load("tasks")
 
 def append(tx: Transaction, fence: Fence, message: NewMessage, *, step_key: str) -> int:
     """Append a message, found again by `step_key`: the second call with one key returns the first's seq."""
+    check_id(step_key, "step_key", limit=STEP_KEY_BYTES)
     known = tx.one(Q.by_key, id=fence.task_id, step_key=step_key)
     if known is not None:
         return int(known[0])
@@ -42,13 +44,18 @@ def insert(
     tx: Transaction, task: int, message: NewMessage, *, seq: int, step_key: str | None, at_step: int
 ) -> None:
     """One message under a number that the caller took."""
+    names = ((message.role, "role"), (message.tool_call_id, "tool_call_id"), (message.tool_name, "tool_name"))
+    for text, field in names:
+        check_text(text, field)
+    # A model's reasoning is a payload, not a column of text: it may hold what such a column cannot.
+    reasoning = None if message.reasoning is None else codec.pack(codec.encode(message.reasoning))
     tx.run(
         Q.insert,
         task=task,
         seq=seq,
         role=message.role,
         content=payloads.keep(tx, codec.pack(message.content)),
-        reasoning=message.reasoning,
+        reasoning=None if reasoning is None else payloads.keep(tx, reasoning),
         tool_call_id=message.tool_call_id,
         tool_name=message.tool_name,
         tool_calls=None if message.tool_calls is None else payloads.keep(tx, codec.pack(message.tool_calls)),
@@ -66,7 +73,8 @@ def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 10_0
             row[1],
             row[2],
             payloads.plain(tx, row[3]),
-            *row[4:7],
+            payloads.plain(tx, row[4]),
+            *row[5:7],
             payloads.plain(tx, row[7]),
             *row[8:],
         )
@@ -91,9 +99,10 @@ class Checkpoint:
 
 def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_key: str) -> int:
     """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost."""
-    for known in checkpoints(tx, fence.task_id, limit=1000):
-        if known.step_key == step_key:
-            return known.number
+    check_id(step_key, "step_key", limit=STEP_KEY_BYTES)
+    known = tx.one(Q.checkpoint_by_key, id=fence.task_id, step_key=step_key)
+    if known is not None:
+        return int(known[0])
     row = tx.one(
         T.next_checkpoint, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
     )
@@ -132,12 +141,13 @@ def send(
     """
     check_id(name, "name")
     key = tx.new_token() if key is None else check_id(key, "key")
+    row = tx.one(T.lock, id=check_id(task_id, "task"))
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    # Looked for under the task's lock: of two calls with one key the second then finds the first.
     known = tx.one(Q.delivery_by_key, id=task_id, name=name, key=key)
     if known is not None:
         return Delivery(*known[:4], payloads.body(tx, known[4]), *known[5:])
-    row = tx.one(T.lock, id=task_id)
-    if row is None:
-        raise NotFound(f"there is no task {task_id}")
     task = task_ops.task_from_row(row)
     if task.status.is_terminal:
         raise Refused(f"task {task_id} is {task.status}: nothing can be sent to it any more")
@@ -145,17 +155,18 @@ def send(
     if unread is not None and unread[0] >= unread_limit:
         raise Refused(f"task {task_id} has {unread[0]} unread deliveries", limits=(f"unread {unread_limit}",))
     delivery_id = tx.new_id()
+    blob = payloads.keep(tx, payload)
     tx.run(
         Q.insert_delivery,
         delivery_id=delivery_id,
         task=task.n,
         name=name,
         key=key,
-        payload=payloads.keep(tx, payload),
+        payload=blob,
     )
-    _wake_receiver(tx, task_id, task.status, task.execution_id, name, task.waiting_for)
+    _wake_receiver(tx, task, name)
     tx.hint()
-    return Delivery(delivery_id, task_id, name, key, b"", tx.now, None)
+    return Delivery(delivery_id, task_id, name, key, payloads.body(tx, blob), tx.now, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +217,8 @@ def emit_owned(
     return int(seq)
 
 
-def _wake_receiver(
-    tx: Transaction,
-    task_id: str,
-    status: TaskStatus,
-    execution_id: str | None,
-    name: str,
-    waiting_for: Sequence[Any],
-) -> None:
-    if status is not TaskStatus.WAITING or execution_id is not None:
+def _wake_receiver(tx: Transaction, task: Task, name: str) -> None:
+    if task.status is not TaskStatus.WAITING or task.execution_id is not None:
         return
-    if any(wait.kind is WaitKind.RECEIVE and name in wait.keys for wait in waiting_for):
-        task_ops.wake(tx, task_id)
+    if any(wait.kind is WaitKind.RECEIVE and name in wait.keys for wait in task.waiting_for):
+        task_ops.wake(tx, task.id)

@@ -44,7 +44,7 @@ class _Job:
     unit: Unit[Any]
     waiter: Waiter
     asked_at: float  # monotonic seconds
-    is_pulses: bool = False
+    is_soft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class PostgresDatabase:
     def read(self, unit: Unit[Any], waiter: Waiter) -> None:
         self._submit(self._readers, _Job(unit, waiter, time.monotonic()))
 
-    def write_pulses(self, unit: Unit[Any], waiter: Waiter) -> None:
-        self._submit(self._writers, _Job(unit, waiter, time.monotonic(), is_pulses=True))
+    def write_softly(self, unit: Unit[Any], waiter: Waiter) -> None:
+        self._submit(self._writers, _Job(unit, waiter, time.monotonic(), is_soft=True))
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         self._check_process()
@@ -176,7 +176,7 @@ class PostgresDatabase:
         """Run a unit once. When this raises, nothing has happened."""
         if isinstance(self.clock, ServerClock) and self.clock.is_due():
             self._connector.learn_time(connection)
-        if job.is_pulses:
+        if job.is_soft:
             connection.execute("SET LOCAL synchronous_commit = off", prepare=False)
         tx = PostgresTransaction(connection, self.clock.now_ms(), self._ids)
         result = job.unit(tx)
@@ -274,7 +274,7 @@ def open_postgres(url: str, *, settings: Settings, clock: Clock, ids: Ids) -> Po
     address = Address(url, busy_s=settings.busy_s)
     connector = Connector(address, busy_s=settings.busy_s, clock=times, random=ids.random())
     schema = _bring_up_to_date(connector, busy_s=settings.busy_s)
-    bell = Bell(connector.connect, channel=f"perdure_{schema}")
+    bell = Bell(connector.connect, schema=schema)
     return PostgresDatabase(connector, bell, ids=ids, settings=settings)
 
 

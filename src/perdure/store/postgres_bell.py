@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 
 import psycopg
-from psycopg import sql
 
 from perdure.store.postgres_connection import Connection
 from perdure.store.wakeup import Listeners
@@ -26,9 +25,9 @@ _REPLY_S = 5.0
 class Bell:
     """The bell of one database and schema in this process. Its threads and connections exist once they are needed."""
 
-    def __init__(self, connect: Callable[[], Connection], *, channel: str) -> None:
+    def __init__(self, connect: Callable[[], Connection], *, schema: int) -> None:
         self._connect = connect
-        self._channel = channel
+        self._schema = str(schema)
         self._listeners = Listeners()
         self._mutex = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
@@ -72,7 +71,10 @@ class Bell:
         with self._mutex:
             if name not in self._threads and not self._closing.is_set():
                 thread = threading.Thread(target=work, name=f"perdure-{name}", daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return  # The system gives no thread; this must not end the writer that rang. Polling goes on.
                 self._threads[name] = thread
 
     # -- sending -----------------------------------------------------------------------------
@@ -85,7 +87,7 @@ class Bell:
                 self._told = False
                 try:
                     connection = connection or self._open_notifier()
-                    connection.execute("SELECT pg_notify(%(channel)s, '')", {"channel": self._channel})
+                    connection.execute("SELECT pg_notify('perdure', %(schema)s)", {"schema": self._schema})
                 except psycopg.Error:
                     if connection is not None:
                         connection.close()
@@ -123,7 +125,7 @@ class Bell:
     def _hear_on(self, connection: Connection) -> None:
         """Ring for what other processes tell, until the bell closes. Raises psycopg.Error when the server is gone."""
         connection.autocommit = True
-        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        connection.execute("LISTEN perdure")
         # Nobody heard what was told until now.
         self._listeners.ring()
         with selectors.DefaultSelector() as selector:
@@ -131,6 +133,9 @@ class Bell:
             selector.register(self._stopped, selectors.EVENT_READ)
             while not self._closing.is_set():
                 selector.select()
-                # Our own process has heard it already.
-                if any(notice.pid != self._notifier_pid for notice in connection.notifies(timeout=0)):
+                if any(self._concerns_us(notice) for notice in connection.notifies(timeout=0)):
                     self._listeners.ring()
+
+    def _concerns_us(self, notice: psycopg.Notify) -> bool:
+        # A database may hold several schemas of perdure; and our own process has heard it already.
+        return notice.payload == self._schema and notice.pid != self._notifier_pid

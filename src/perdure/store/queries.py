@@ -46,6 +46,7 @@ SQLITE = Dialect(
         "int": "INTEGER",
         "real": "REAL",
         "text": "TEXT",
+        "string": "TEXT",
         "blob": "BLOB",
         "rowid": "INTEGER PRIMARY KEY",
         "strict": "STRICT",
@@ -62,6 +63,7 @@ POSTGRES = Dialect(
         "int": "BIGINT",
         "real": "DOUBLE PRECISION",
         "text": 'TEXT COLLATE "C"',
+        "string": "TEXT",  # for CAST, which takes no collation
         "blob": "BYTEA",
         "rowid": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
         "strict": "",

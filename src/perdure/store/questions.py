@@ -5,21 +5,37 @@ Locks: session, then the task's row, then the question. A question about a call 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perdure import codec
 from perdure.errors import BadInput, NotFound
-from perdure.model.question import NewQuestion, Question, QuestionKind
+from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Fence, Task, WaitKind
+from perdure.policy.recovery import Verdict
 from perdure.states import QUESTION, QuestionStatus, TaskStatus
 from perdure.store import ends, events, payloads, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
+from perdure.store.sessions import check_id, check_text
+from perdure.store.steps import STEP_KEY_BYTES
 from perdure.store.tasks import task_from_row
 
 Q = load("questions")
 T = load("tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class NewQuestion:
+    """A question to be opened. The same task, kind and step key have only one open at a time."""
+
+    kind: QuestionKind
+    text: str
+    evidence: codec.Packed
+    step_key: str = ""
+    to: str = ""
+    digest: str = ""
+    expires_at_ms: int | None = None
 
 
 def open_question(tx: Transaction, fence: Fence, new: NewQuestion) -> Question:
@@ -38,6 +54,10 @@ def open_question(tx: Transaction, fence: Fence, new: NewQuestion) -> Question:
 
 def insert(tx: Transaction, task: Task, new: NewQuestion, *, revision: int) -> Question:
     """Open a question under a held session; for the verbs of recovery and ends."""
+    for text, field in ((new.text, "text"), (new.to, "to"), (new.digest, "digest")):
+        check_text(text, field)
+    if new.step_key:
+        check_id(new.step_key, "step_key", limit=STEP_KEY_BYTES)
     row = tx.one(Q.next_number)
     assert row is not None
     question_id = f"Q{row[0]}"
@@ -61,7 +81,7 @@ def insert(tx: Transaction, task: Task, new: NewQuestion, *, revision: int) -> Q
 
 def get(tx: Transaction, question_id: str) -> Question:
     """The question. Raises NotFound."""
-    row = tx.one(Q.get, id=question_id)
+    row = tx.one(Q.get, id=check_id(question_id, "question"))
     if row is None:
         raise NotFound(f"there is no question {question_id}")
     return Question.from_row(row)
@@ -75,6 +95,7 @@ def evidence(tx: Transaction, question: Question) -> object:
 def find(tx: Transaction, ending: str) -> str:
     """The id of the one question that is called so or whose id ends so. Raises NotFound or BadInput."""
     ending = ending.lstrip("…")
+    check_id(ending or "?", "question")
     if tx.one(Q.get, id=ending) is not None:
         return ending
     found = [row[0] for row in tx.all(Q.by_ending, ending=ending)] if ending else []
@@ -124,12 +145,14 @@ def answer(
     return _settle(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)
 
 
-def expire(tx: Transaction, *, limit: int = 100) -> list[Question]:
-    """Close questions whose time is over: nobody said no. A resume question's task fails with `expired`."""
-    done = []
-    for (question_id,) in tx.all(Q.expired, limit=limit):
-        done.append(_settle(tx, question_id, "expire", by="", reason="nobody answered in time"))
-    return done
+def overdue(tx: Transaction, *, limit: int = 100) -> list[str]:
+    """Ids of open questions whose time is over."""
+    return [row[0] for row in tx.all(Q.expired, limit=limit)]
+
+
+def expire_one(tx: Transaction, question_id: str) -> Question:
+    """Close a question whose time is over: nobody said no. A resume question's task fails with `expired`."""
+    return _settle(tx, question_id, "expire", by="", reason="nobody answered in time")
 
 
 def unnotified(tx: Transaction, *, limit: int = 100) -> list[Question]:
@@ -152,6 +175,8 @@ def _settle(
     reason: str = "",
     anyway: bool = False,
 ) -> Question:
+    check_text(by, "by")
+    check_text(reason, "reason")
     found = get(tx, question_id)
     task = _lock(tx, found.task_id)
     found = get(tx, question_id)
@@ -175,13 +200,23 @@ def _settle(
     return get(tx, question_id)
 
 
-def _move_on(tx: Transaction, task: Task, question: Question, verb: str, *, by: str, reason: str, revision: int) -> None:
+def _move_on(
+    tx: Transaction, task: Task, question: Question, verb: str, *, by: str, reason: str, revision: int
+) -> None:
     """What an answer sets going, in its own commit."""
     if question.kind is QuestionKind.RESUME and task.status is TaskStatus.INTERRUPTED:
         if verb == "approve":
             payload = payloads.plain(tx, question.evidence)
-            replay_from = payload.get("replay_from") if isinstance(payload, dict) else None
-            task_ops.recover(tx, task, revision=revision, counts=False, from_zero=True, replay_from=replay_from)
+            rests_on = payload if isinstance(payload, dict) else {}
+            # After a skip or a park a yes is a new beginning; where a yes was needed anyhow it is one more recovery.
+            task_ops.recover(
+                tx,
+                task,
+                revision=revision,
+                counts=bool(rests_on.get("counts")),
+                from_zero=rests_on.get("verdict") != Verdict.PENDING_CONFIRMATION,
+                replay_from=rests_on.get("replay_from"),
+            )
             tx.run(Q.spend, id=question.id)
         elif verb in ("deny", "expire"):
             ends.abandon(tx, task, revision=revision, denied=verb == "deny", by=by, reason=reason)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import codec
-from perdure.model.question import NewQuestion, QuestionKind
+from perdure.errors import Damaged
+from perdure.model.question import QuestionKind
 from perdure.model.task import Task
 from perdure.policy.recovery import Case, Decision, DoubtfulStep, Verdict, decide
 from perdure.policy.risk import Risk
@@ -85,14 +86,15 @@ def act(
         task_ops.recover(tx, task, revision=revision, counts=decision.counts)
         return Recovered(task, decision, None)
     assert decision.question is not None, decision
-    evidence = dict(decision.evidence)
+    # What a yes has to know is bound to the question.
+    evidence = {**decision.evidence, "verdict": decision.verdict, "counts": decision.counts}
     if decision.verdict is Verdict.SKIP:
         # A yes starts again after what cannot be read: the records before are not used.
         evidence["replay_from"] = task.step_count
     opened = questions.insert(
         tx,
         task,
-        NewQuestion(
+        questions.NewQuestion(
             QuestionKind.RESUME,
             decision.question.text,
             evidence=codec.pack(codec.evidence(evidence)),
@@ -127,15 +129,14 @@ def _store(tx: Transaction, task: Task, decision: Decision) -> None:
 
 def _case(tx: Transaction, task: Task, *, recovery_limit: int) -> Case:
     """Everything the decision looks at, from one snapshot."""
-    shape = tx.one(S.shape, task=task.n)
+    # Records before `replay_from` are used no more: a person has said to start after them.
+    shape = tx.one(S.shape, task=task.n, from_index=task.replay_from)
     assert shape is not None
     count, first, last = shape
-    told = events.last_payload(tx, task.n, TASK.event("interrupt")) or {}
-    trace_error = told.get("trace_error") or None
-    if trace_error is None and count and (first != 0 or last != count - 1 or count != task.step_count):
-        trace_error = f"it holds {count} of {task.step_count} records; some are missing or doubled"
-    if trace_error is not None and task.replay_from >= task.step_count - 1 > 0:
-        trace_error = None  # A person has already said to start after the damage.
+    told, trace_error = _told_at_the_interrupt(tx, task)
+    wanted = task.step_count - task.replay_from
+    if trace_error is None and count and (first != task.replay_from or last != task.step_count - 1 or count != wanted):
+        trace_error = f"it holds {count} of {wanted} records; some are missing or doubled"
     doubtful = tx.all(S.in_doubt, task=task.n, from_index=task.replay_from)
     return Case(
         task_id=task.id,
@@ -161,6 +162,15 @@ def _case(tx: Transaction, task: Task, *, recovery_limit: int) -> Case:
         if trace_error is not None
         else (),
     )
+
+
+def _told_at_the_interrupt(tx: Transaction, task: Task) -> tuple[Mapping[str, Any], str | None]:
+    """What the newest interruption said, and what is wrong with the trace. One damaged row must not stop a pass."""
+    try:
+        told = events.last_payload(tx, task.n, TASK.event("interrupt")) or {}
+    except Damaged as error:
+        return {}, f"the event of its interruption cannot be read: {error}"
+    return told, told.get("trace_error") or None
 
 
 def _crash_history(tx: Transaction, task: Task) -> tuple[str, ...]:

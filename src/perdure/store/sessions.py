@@ -28,7 +28,7 @@ def ensure(tx: Transaction, session_id: str, *, parent_session_id: str | None = 
 
 def get(tx: Transaction, session_id: str) -> Session:
     """The session. Raises NotFound."""
-    row = tx.one(Q.get, id=session_id)
+    row = tx.one(Q.get, id=check_id(session_id, "session"))
     if row is None:
         raise NotFound(f"there is no session {session_id}")
     return Session(*row)
@@ -47,14 +47,26 @@ def raise_revision(tx: Transaction, session_id: str) -> int:
     return int(row[0])
 
 
-def check_id(text: str, field: str) -> str:
-    """`text`, if it can be an id: 1 to 512 bytes of UTF-8 without NUL. Raises BadInput otherwise."""
+def check_id(text: str, field: str, *, limit: int = 512) -> str:
+    """`text`, if it can be an id: 1 to `limit` bytes of UTF-8 without NUL. Raises BadInput otherwise."""
+    size = _size(text, field)
+    if not 1 <= size <= limit or "\x00" in text:
+        raise BadInput(f"{field} must be 1 to {limit} bytes of text without NUL; it has {size} bytes", field=field)
+    return text
+
+
+def check_text(text: str | None, field: str) -> str | None:
+    """`text`, if both databases can hold it in a column of text: no NUL, no half of a surrogate pair."""
+    if text is not None and _size(text, field) and "\x00" in text:
+        raise BadInput(f"{field} holds a NUL, which no column of text can hold; clean it first", field=field)
+    return text
+
+
+def _size(text: str, field: str) -> int:
     if not isinstance(text, str):
         raise BadInput(f"{field} must be text, not {type(text).__name__}", field=field)
     try:
-        size = len(text.encode("utf-8"))
+        return len(text.encode("utf-8"))
     except UnicodeEncodeError:
-        raise BadInput(f"{field} holds half of a surrogate pair, which is no text; clean it first", field=field) from None
-    if not 1 <= size <= 512 or "\x00" in text:
-        raise BadInput(f"{field} must be 1 to 512 bytes of text without NUL; it has {size} bytes", field=field)
-    return text
+        broken = f"{field} holds half of a surrogate pair, which is no text; clean it first"
+        raise BadInput(broken, field=field) from None

@@ -113,11 +113,18 @@ class SqliteDatabase:
         self._is_idle = False
         self._closing = False
         self._vfs = vfs
+        self._ended = False
         self._lock = WriterLock(_beside(path, "lock"), busy_s=settings.busy_s) if path and not vfs else None
         self._wakeup = Wakeup(path)
-        self._connection = self._open_writer()
-        self._pulses = self._connect_pulses()
-        self._checkpointer = Checkpointer(self._new_connection, self._connection) if path and not vfs else None
+        try:
+            self._connection = self._open_writer()
+            self._soft_connection = self._connect_softly()
+        except BaseException:
+            if self._lock is not None:
+                self._lock.close()
+            raise
+        writers = (self._connection, self._soft_connection)
+        self._checkpointer = Checkpointer(self._new_connection, writers=writers) if path and not vfs else None
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._readers = [self._start(self._read_all, f"read-{i}") for i in range(_READERS if path and not vfs else 0)]
         self._writer = self._start(self._write_all, "write")
@@ -130,15 +137,20 @@ class SqliteDatabase:
         if self._is_idle:
             self._is_idle = False
             self._wake_writer()
+        if self._ended:  # Closed since the check: nobody is left to take it.
+            self._refuse_waiting()
 
     def read(self, unit: Unit[Any], waiter: Waiter) -> None:
         if not self._readers:
-            return self.write(unit, waiter)
+            self.write(unit, waiter)
+            return
         self._check_usable()
         self._reads.put((unit, waiter))
+        if self._ended:
+            self._refuse_waiting()
 
-    def write_pulses(self, unit: Unit[Any], waiter: Waiter) -> None:
-        self.write(_Pulses(unit), waiter)
+    def write_softly(self, unit: Unit[Any], waiter: Waiter) -> None:
+        self.write(_Soft(unit), waiter)
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         return self._wakeup.listen(wake)
@@ -157,6 +169,8 @@ class SqliteDatabase:
             self._reads.put(None)
         for reader in self._readers:
             reader.join()
+        self._ended = True
+        self._refuse_waiting()
         if self._checkpointer is not None:
             self._checkpointer.close()
         self._wakeup.close()
@@ -177,14 +191,14 @@ class SqliteDatabase:
                 self._is_idle = False
                 continue
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
-            pulses = [job for job in batch if isinstance(job[0], _Pulses)]
-            skeleton = [job for job in batch if not isinstance(job[0], _Pulses)] if pulses else batch
-            if skeleton:
-                self._commit(self._connection, skeleton)
-            if pulses:
-                self._commit(self._pulses, pulses)
-        self._pulses.close()
-        self._connection.close()
+            # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
+            is_soft = all(isinstance(unit, _Soft) for unit, _ in batch)
+            self._commit(self._soft_connection if is_soft else self._connection, batch)
+        for connection in (self._soft_connection, self._connection):
+            try:
+                connection.close()
+            except apsw.Error:  # The disk failed again; what is committed lies in the log and is found there.
+                continue
 
     def _commit(self, connection: apsw.Connection, batch: list[_Job]) -> None:
         if self._failure is not None:
@@ -198,6 +212,9 @@ class SqliteDatabase:
             return
         try:
             answers, hinted = self._run_batch(connection, batch)
+        except BaseException as error:  # noqa: BLE001  # A clock that fails, no memory: the writer must outlive it.
+            _roll_back(connection)
+            answers, hinted = [(waiter, None, error) for _, waiter in batch], False
         finally:
             if self._lock is not None:
                 self._lock.drop()
@@ -243,10 +260,12 @@ class SqliteDatabase:
             try:
                 answers.append((waiter, unit(tx), None))
                 hinted = hinted or tx.hinted
-            except Exception as error:
+            except BaseException as error:  # Whatever a unit raises is its caller's, never the writer's.
                 # A full disk or an I/O error ends the whole transaction inside SQLite: nothing of it is left.
                 if not connection.in_transaction:
-                    raise
+                    if isinstance(error, apsw.Error | StoreError):
+                        raise
+                    raise StoreError(f"SQLite ended the transaction, and the unit hid why with {error!r}") from error
                 if savepoints:
                     connection.execute("ROLLBACK TO unit")
                 elif connection.total_changes() != before:
@@ -272,21 +291,22 @@ class SqliteDatabase:
     # -- reader threads ----------------------------------------------------------------------
 
     def _read_all(self) -> None:
-        connection = self._new_connection(read_only=True)
+        connection: apsw.Connection | None = None
         while (job := self._reads.get()) is not None:
             unit, waiter = job
             try:
+                connection = connection or self._new_connection(read_only=True)
                 connection.execute("BEGIN")
                 try:
                     result = unit(SqliteTransaction(connection, self.clock.now_ms(), self._ids))
                 finally:
                     _roll_back(connection)
+            except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the thread's.
+                deliver_all([(waiter, None, translate(error) if isinstance(error, apsw.Error) else error)])
+            else:
                 deliver_all([(waiter, result, None)])
-            except apsw.Error as error:
-                deliver_all([(waiter, None, translate(error))])
-            except Exception as error:
-                deliver_all([(waiter, None, error)])
-        connection.close()
+        if connection is not None:
+            connection.close()
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -322,7 +342,7 @@ class SqliteDatabase:
         connection.execute("PRAGMA trusted_schema = OFF")
         return connection
 
-    def _connect_pulses(self) -> apsw.Connection:
+    def _connect_softly(self) -> apsw.Connection:
         if self.path is None or self._vfs:
             return self._connection
         connection = self._new_connection()
@@ -346,6 +366,22 @@ class SqliteDatabase:
         why = f" after this: {self._failure}" if self._failure is not None else ""
         return StoreClosed(f"{self.url} is closed{why}. Open it anew.")
 
+    def _refuse_waiting(self) -> None:
+        """Answer what came in after the threads had ended; they and this may look at the same moment."""
+        while True:
+            try:
+                _, waiter = self._waiting.popleft()
+            except IndexError:
+                break
+            deliver_all([(waiter, None, self._closed())])
+        while True:
+            try:
+                job = self._reads.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                deliver_all([(job[1], None, self._closed())])
+
     def _wake_writer(self) -> None:
         try:
             self._idle.release()
@@ -353,8 +389,8 @@ class SqliteDatabase:
             return
 
 
-class _Pulses:
-    """Marks a unit of streamed events, so that the writer uses the connection that does not sync."""
+class _Soft:
+    """Marks a unit that need not reach the disk at once, so that a batch of such alone costs no sync."""
 
     __slots__ = ("_unit",)
 
@@ -393,10 +429,10 @@ def _prepare_file(connection: apsw.Connection, *, in_memory: bool) -> None:
     if found == 0:
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
             raise Damaged("this SQLite file holds another program's tables; it was left unchanged. Name another file.")
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        connection.pragma("page_size", _PAGE_BYTES)
         if not in_memory:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.pragma("application_id", _APPLICATION_ID)
     if in_memory:
         return
     journal = connection.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -409,12 +445,14 @@ def _prepare_file(connection: apsw.Connection, *, in_memory: bool) -> None:
 
 def _roll_back(connection: apsw.Connection) -> None:
     if connection.in_transaction:
-        connection.execute("ROLLBACK")
+        try:
+            connection.execute("ROLLBACK")
+        except apsw.Error:
+            return  # What led here is told to the caller already, and the next BEGIN tells if it has not ended.
 
 
 def _beside(path: Path, what: str) -> Path:
     return path.with_name(f"{path.name}-{what}")
-
 
 
 class _Schema:
@@ -430,9 +468,7 @@ class _Schema:
         return self._connection.execute(sql).fetchall()
 
 
-def open_sqlite(
-    path: Path | None, *, settings: Settings, clock: Clock, ids: Ids, vfs: str = ""
-) -> SqliteDatabase:
+def open_sqlite(path: Path | None, *, settings: Settings, clock: Clock, ids: Ids, vfs: str = "") -> SqliteDatabase:
     """Open the file (None: memory), make it ours and bring its schema up to date."""
     if path is not None and not vfs:
         path = check_path(path)

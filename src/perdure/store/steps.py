@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure import codec
-from perdure.errors import InvariantError, LeaseLost
+from perdure.errors import LeaseLost, NotFound
+from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Fence, Usage
 from perdure.store import events, payloads
 from perdure.store import tasks as task_ops
 from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
+from perdure.store.sessions import check_id, check_text
 
 Q = load("steps")
 T = load("tasks")
 D = load("messages")
 K = load("questions")
 
+STEP_KEY_BYTES = 1024  # an index of PostgreSQL holds no longer ones
+
 _TRACE_LIMIT = 1_000_000
 _NO_USAGE = Usage()
+_INT64_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,14 @@ class Result:
     notes: Sequence[Note] = ()
     question_id: str | None = None  # the question this outcome uses up
     delivery: int | None = None  # the delivery this outcome takes
+    event: tuple[str, Any] | None = None  # a skeleton event of the agent's own, told with this outcome
+
+
+class Written(NamedTuple):
+    """Where a step was written: its index in the trace, and the task's last seq after it."""
+
+    step_index: int
+    last_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +83,17 @@ def with_child(step: NewStep, task_id: str) -> NewStep:
     return replace(step, child_task_id=task_id)
 
 
-def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None) -> int:
-    """Put the intent of a call on record; once this has returned, the call may run. Returns its index.
+def with_notes(result: Result, notes: Sequence[Note]) -> Result:
+    """The same outcome, carrying notes."""
+    return replace(result, notes=(*result.notes, *notes))
+
+
+def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None) -> Written:
+    """Put the intent of a call on record; once this has returned, the call may run.
 
     `question_id` is the approval it uses up. Raises LeaseLost.
     """
+    _check(step)
     n, seq, count, attempt = _prove(
         tx,
         fence,
@@ -87,26 +106,27 @@ def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | No
     _insert(tx, n, step, attempt=attempt, step_index=count - 1, started_seq=seq)
     if question_id is not None:
         tx.run(K.spend, id=question_id)
-    return count - 1
+    return Written(count - 1, seq)
 
 
-def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, begun: bool) -> int:
-    """Put the outcome of a call on record; a result is handed to the agent only after this. Returns its index.
+def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, begun: bool) -> Written:
+    """Put the outcome of a call on record; a result is handed to the agent only after this.
 
     `begun` says that the intent is on record already. Notes are numbered after the step. Raises LeaseLost; when the
     question or the delivery was used up by another step, nothing is written.
     """
     notes = result.notes
     own_seqs, own_records = (1, 0) if begun else (2, 1)
-    if result.delivery is not None:
-        # Taken in the commit that completes the receive: exactly one step gets it.
-        taken = tx.run(D.take_delivery, n=result.delivery, step_key=step.key)
-        if taken != 1:
-            raise InvariantError(f"delivery {result.delivery} was taken by another step")
+    told = 0 if result.event is None else 1
+    if not begun:
+        _check(step)
+    for one in notes:
+        check_text(one.kind, "kind")
+        check_text(one.name, "name")
     n, seq, count, attempt = _prove(
         tx,
         fence,
-        seqs=own_seqs + len(notes),
+        seqs=own_seqs + told + len(notes),
         records=own_records + len(notes),
         risk_seen=step.risk_seen,
         usage=result.usage,
@@ -115,7 +135,12 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
         iterations=int(step.kind == StepKind.MODEL_CALL),
         progress=True,
     )
-    first_seq = seq - own_seqs - len(notes) + 1
+    if result.delivery is not None:
+        # Taken in the commit that completes the receive: exactly one step gets it.
+        taken = tx.run(D.take_delivery, n=result.delivery, step_key=step.key)
+        if taken != 1:
+            raise NotFound(f"delivery {result.delivery} was taken by another step")
+    first_seq = seq - own_seqs - told - len(notes) + 1
     index = count - own_records - len(notes)
     if begun:
         changed = tx.run(
@@ -127,8 +152,8 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
             output=payloads.keep(tx, result.output),
             ended_seq=first_seq,
             attempt=attempt,
-            prompt_tokens=result.usage.prompt_tokens,
-            completion_tokens=result.usage.completion_tokens,
+            prompt_tokens=min(result.usage.prompt_tokens, _INT64_MAX),
+            completion_tokens=min(result.usage.completion_tokens, _INT64_MAX),
             cost=result.usage.cost,
         )
         if changed != 1:
@@ -142,16 +167,39 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
         )
     if result.question_id is not None:
         tx.run(K.spend, id=result.question_id)
+    if result.event is not None:
+        kind, payload = result.event
+        events.emit(tx, n, first_seq + own_seqs, kind, payload)
     _insert_notes(
-        tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs
+        tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs + told
     )
-    return index
+    return Written(index, seq)
+
+
+def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, question_id: str | None) -> None:
+    """Take over a call that did not happen: from here on this attempt is the one that runs it.
+
+    The answer that allows it is used up in the same commit, so that a second crash asks again. Raises LeaseLost.
+    """
+    row = tx.one(
+        T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
+    )
+    if row is None:
+        task_ops.refuse(tx, fence, "step")
+    n, seq, _count = row
+    tx.run(Q.begin_again, task=n, key=key, try_number=try_number, id=fence.task_id)
+    if question_id is not None:
+        tx.run(K.spend, id=question_id)
+    events.emit(tx, n, seq, EventKind.CALL_RUN_AGAIN, {"key": key, "question": question_id or ""})
 
 
 def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str) -> None:
     """Append records that answer no call. Raises LeaseLost."""
     if not notes:
         return
+    for one in notes:
+        check_text(one.kind, "kind")
+        check_text(one.name, "name")
     n, seq, count, attempt = _prove(tx, fence, seqs=len(notes), records=len(notes), risk_seen=risk_seen)
     _insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
 
@@ -217,6 +265,13 @@ def owner(tx: Transaction, task_id: str, attempt: int) -> Owner | None:
 # -- shared ---------------------------------------------------------------------------------
 
 
+def _check(step: NewStep) -> None:
+    """Refuse, before a write, what one of the databases could not hold."""
+    check_id(step.key, "key", limit=STEP_KEY_BYTES)
+    for text, field in ((step.name, "name"), (step.token, "token"), (step.tool_call_id, "tool_call_id")):
+        check_text(text, field)
+
+
 def _prove(
     tx: Transaction,
     fence: Fence,
@@ -238,8 +293,8 @@ def _prove(
         generation=fence.generation,
         seqs=seqs,
         records=records,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
+        prompt_tokens=min(usage.prompt_tokens, _INT64_MAX),
+        completion_tokens=min(usage.completion_tokens, _INT64_MAX),
         cost=usage.cost,
         tool_calls=tool_calls,
         iterations=iterations,
@@ -281,8 +336,8 @@ def _insert(
         token=step.token,
         child_task_id=step.child_task_id,
         tool_call_id=step.tool_call_id,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
+        prompt_tokens=min(usage.prompt_tokens, _INT64_MAX),
+        completion_tokens=min(usage.completion_tokens, _INT64_MAX),
         cost=usage.cost,
         started_seq=started_seq,
         ended_seq=ended_seq,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from perdure.errors import BadInput, NotFound
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.states import TASK, TaskStatus
-from perdure.store import tasks
+from perdure.store import payloads, tasks
 from perdure.store.database import Transaction
+from perdure.store.sessions import check_id
 from perdure.store.tasks import Q, read_error, task_from_row
 
 _FIRST = (1 << 62, "\U0010ffff")
@@ -29,9 +30,9 @@ class Cursor:
     def parse(cls, text: str) -> Cursor:
         """Read a cursor that an earlier page gave. Raises BadInput for anything else."""
         at, dash, task_id = text.partition("-")
-        if not dash or not at.isdigit():
+        if not dash or not (at.isascii() and at.isdigit()) or len(at) > 18:
             raise BadInput(f"{text!r} is no cursor; give the `after` of an earlier page", field="after")
-        return cls(int(at), task_id)
+        return cls(int(at), check_id(task_id, "after"))
 
 
 def recent(
@@ -51,8 +52,10 @@ def recent(
     found: list[Task] = []
     created_at, task_id = (after.created_at, after.id) if after else _FIRST
     # Filters that no index serves are applied here, page by page, so that the cursor stays strict.
+    is_filtered = agent is not None or status is not None or open_only
+    page_rows = 200 if is_filtered else limit
     for _ in range(1000):
-        place = {"created_at": created_at, "id": task_id, "limit": limit}
+        place: dict[str, str | int] = {"created_at": created_at, "id": task_id, "limit": page_rows}
         if session_id is not None:
             rows = tx.all(Q.list_session, root_session_id=session_id, **place)
         elif status is not None and status not in TASK.terminal:
@@ -63,15 +66,21 @@ def recent(
             rows = tx.all(Q.list_all, **place)
         page = [task_from_row(row) for row in rows]
         found += [t for t in page if _fits(t, status=status, open_only=open_only, agent=agent)]
-        if len(found) >= limit or len(page) < limit:
+        if len(found) >= limit or len(page) < page_rows:
             break
         created_at, task_id = page[-1].created_at, page[-1].id
     return found[:limit]
 
 
-def changed_since(tx: Transaction, session_id: str, *, revision: int, limit: int = 100) -> list[Task]:
-    """Tasks under a root session that changed after `revision`, in the order of their changes."""
-    rows = tx.all(Q.changed_since, root_session_id=session_id, revision=revision, limit=limit)
+def changed_since(
+    tx: Transaction, session_id: str, *, revision: int, after_id: str | None = None, limit: int = 100
+) -> list[Task]:
+    """Tasks under a root session that changed after `revision`, in the order of their changes.
+
+    One change may touch many tasks: to go on in the middle of it, give revision and id of the last task seen.
+    """
+    last_id = _FIRST[1] if after_id is None else after_id
+    rows = tx.all(Q.changed_since, root_session_id=session_id, revision=revision, id=last_id, limit=limit)
     return [task_from_row(row) for row in rows]
 
 
@@ -93,7 +102,7 @@ def newest_open_like(tx: Transaction, *, agent: str, work_digest: str) -> Task |
 
 def counts_by_status(tx: Transaction) -> dict[str, int]:
     """How many tasks stand where."""
-    return {status: count for status, count in tx.all(Q.counts_by_status)}
+    return dict(tx.all(Q.counts_by_status))
 
 
 def next_due(tx: Transaction) -> int | None:
@@ -102,23 +111,24 @@ def next_due(tx: Transaction) -> int | None:
     return None if row is None else row[0]
 
 
+def overdue(tx: Transaction, *, grace_ms: int, limit: int = 100) -> list[str]:
+    """Ids of tasks past their deadline: unowned ones at once, owned ones `grace_ms` later."""
+    return [row[0] for row in tx.all(Q.overdue, grace_ms=grace_ms, limit=limit)]
+
+
+def due_waiters(tx: Transaction, *, limit: int = 100) -> list[str]:
+    """Ids of waiting tasks that no attempt holds and whose earliest wait is over."""
+    return [row[0] for row in tx.all(Q.due_waiters, limit=limit)]
+
+
 def outcome(tx: Transaction, task_id: str) -> Outcome | None:
-    """How a task ended, or None while it has not. Raises NotFound."""
+    """How a task ended, its result unpacked, or None while it has not. Raises NotFound."""
     row = tx.one(Q.outcome, id=task_id)
     if row is None:
         tasks.get(tx, task_id)
         return None
-    return Outcome(row[0], TaskStatus(row[1]), row[2], read_error(tx, row[3]))
-
-
-def outcomes(tx: Transaction, task_ids: Sequence[str]) -> dict[str, Outcome]:
-    """Those of the tasks that have ended."""
-    found = {}
-    for task_id in task_ids:
-        row = tx.one(Q.outcome, id=task_id)
-        if row is not None:
-            found[task_id] = Outcome(row[0], TaskStatus(row[1]), row[2], read_error(tx, row[3]))
-    return found
+    result = None if row[2] is None else payloads.body(tx, row[2])
+    return Outcome(row[0], TaskStatus(row[1]), result, read_error(tx, row[3]))
 
 
 def find(tx: Transaction, ending: str) -> str:
@@ -126,6 +136,7 @@ def find(tx: Transaction, ending: str) -> str:
     ending = ending.lstrip("…")
     if not ending:
         raise BadInput("give the id of a task, or its last characters", field="task")
+    check_id(ending, "task")
     rows = tx.all(Q.by_ending, ending=ending) or tx.all(Q.by_ending, ending=ending.upper())
     exact = [row[0] for row in rows if row[0] == ending]
     if exact:

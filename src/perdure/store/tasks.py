@@ -17,6 +17,7 @@ from perdure.states import ATTEMPT, TASK, QuestionStatus, TaskStatus
 from perdure.store import events, payloads
 from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
+from perdure.store.sessions import check_id
 
 Q = load("tasks")
 S = load("steps")
@@ -44,7 +45,7 @@ class Proof(NamedTuple):
 
 def get(tx: Transaction, task_id: str) -> Task:
     """The task. Raises NotFound."""
-    row = tx.one(Q.get, id=task_id)
+    row = tx.one(Q.get, id=check_id(task_id, "task"))
     if row is None:
         raise NotFound(f"there is no task {task_id}")
     return task_from_row(row)
@@ -113,9 +114,8 @@ def claim_this(
 
 def wait(tx: Transaction, fence: Fence, waits: Sequence[Wait]) -> None:
     """Set the task aside for what `waits` name; the attempt stays in memory and owns it. Raises LeaseLost."""
-    proof = _owned(
-        tx, fence, "wait", tx.one(Q.wait, **_fence(fence), waiting_for=write_waits(waits), available_at=_earliest(waits))
-    )
+    row = tx.one(Q.wait, **_fence(fence), waiting_for=write_waits(waits), available_at=_earliest(waits))
+    proof = _owned(tx, fence, "wait", row)
     events.emit(tx, proof.n, proof.event_seq, TASK.event("wait"), {"waiting_for": describe_waits(waits)})
 
 
@@ -320,8 +320,8 @@ def _refuse(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
     row = tx.one(Q.place, id=fence.task_id)
     if row is None:
         raise NotFound(f"there is no task {fence.task_id}")
-    status, owner = row[3], row[4]
-    if owner == fence.execution_id:
+    status, owner, generation = row[3], row[4], row[5]
+    if owner == fence.execution_id and generation == fence.generation:
         raise IllegalTransition(
             f"task {fence.task_id} is {status}; {verb} does not start from there. Nothing was changed.",
             id=fence.task_id,

@@ -69,25 +69,15 @@ class Wakeup:
         self._listeners.ring()
         if self._folder is None:
             return
-        if self._sender is None:
-            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._sender.setblocking(False)
         try:
-            names = os.listdir(self._folder)
+            if self._sender is None:
+                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._sender.setblocking(False)
+            for name in os.listdir(self._folder):
+                if self._folder / name != self._bound:
+                    self._send(self._sender, self._folder / name)
         except OSError:
-            return
-        for name in names:
-            other = self._folder / name
-            if other == self._bound:
-                continue
-            try:
-                self._sender.sendto(b"1", str(other))
-            except BlockingIOError:
-                continue  # Its buffer is full: it has hints enough.
-            except (ConnectionRefusedError, FileNotFoundError):
-                other.unlink(missing_ok=True)  # Its process is gone.
-            except OSError:
-                continue
+            return  # Nobody has ever listened, or the system gives no socket: polling finds everything.
 
     def close(self) -> None:
         """Stop listening."""
@@ -101,6 +91,14 @@ class Wakeup:
                 self._socket.close()
             if self._sender is not None:
                 self._sender.close()
+
+    def _send(self, sender: socket.socket, other: Path) -> None:
+        try:
+            sender.sendto(b"1", str(other))
+        except BlockingIOError:
+            return  # Its buffer is full: it has hints enough.
+        except (ConnectionRefusedError, FileNotFoundError):
+            other.unlink(missing_ok=True)  # Its process is gone.
 
     def _bind(self) -> None:
         assert self._folder is not None

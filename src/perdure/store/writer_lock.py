@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import weakref
+from functools import partial
 from pathlib import Path
 
 from perdure.errors import StoreBusy
@@ -28,21 +30,21 @@ class WriterLock:
         self._abandoned = False
         self._thread: threading.Thread | None = None
         self._closed = False
+        # A forked child shares the descriptor and with it the lock, which would then outlive us.
+        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
     def take(self) -> None:
         """Hold the lock. Raises StoreBusy, naming the holder, when another process keeps it for `busy_s`."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            pass
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._wait_in_flock, name="perdure-lock", daemon=True)
-            self._thread.start()
         with self._mutex:
             still_waiting, self._abandoned = self._abandoned, False
+        # Both use one descriptor: were the lock taken here while the thread still waits for it, the thread would
+        # get it, too, and one of them would drop it under the other.
         if not still_waiting:
-            self._wanted.release()
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._wait_in_thread()
         if self._granted.acquire(timeout=self._busy_s):
             return
         with self._mutex:
@@ -61,6 +63,12 @@ class WriterLock:
         self._wanted.release()
         if self._thread is None or not self._abandoned:
             os.close(self._fd)
+
+    def _wait_in_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait_in_flock, name="perdure-lock", daemon=True)
+            self._thread.start()
+        self._wanted.release()
 
     def _wait_in_flock(self) -> None:
         while True:
@@ -88,6 +96,12 @@ class WriterLock:
             holder_pid=pid,
             holder_stopped=stopped,
         )
+
+
+def _close_in_child(parents: weakref.ref[WriterLock]) -> None:
+    lock = parents()
+    if lock is not None and not lock._closed:
+        os.close(lock._fd)
 
 
 def _holder(path: Path) -> int | None:

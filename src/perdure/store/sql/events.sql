@@ -41,13 +41,13 @@ LIMIT 1
 SELECT e.n, t.id, e.seq, e.kind, e.payload, e.at
 FROM events e
 JOIN tasks t ON t.n = e.task
-WHERE (e.at > :at OR (e.at = :at AND e.n > :n)) AND e.at < :until
+WHERE (e.at, e.n) > (:at, :n) AND e.at < :until
 ORDER BY e.at, e.n
 LIMIT :limit
 
 -- name: insert_pulses
 INSERT INTO pulses (task, execution_id, after_seq, number, events, at)
-SELECT t.n, CAST(:execution_id AS {text}), CAST(:after_seq AS {int}), CAST(:number AS {int}), CAST(:events AS {blob}),
+SELECT t.n, CAST(:execution_id AS {string}), CAST(:after_seq AS {int}), CAST(:number AS {int}), CAST(:events AS {blob}),
     CAST({now} AS {int})
 FROM tasks t
 WHERE t.id = :id

@@ -33,6 +33,12 @@ LIMIT :limit
 INSERT INTO checkpoints (task, number, step_key, at_step, last_tool_call_id, payload, created_at)
 VALUES (:task, :number, :step_key, :at_step, :last_tool_call_id, :payload, {now})
 
+-- name: checkpoint_by_key
+SELECT c.number
+FROM checkpoints c
+JOIN tasks t ON t.n = c.task
+WHERE t.id = :id AND c.step_key = :step_key
+
 -- name: checkpoints
 SELECT c.number, c.step_key, c.at_step, c.last_tool_call_id, c.payload, c.created_at
 FROM checkpoints c

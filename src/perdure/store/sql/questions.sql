@@ -27,7 +27,7 @@ WHERE q.id = :id
 -- name: by_ending
 SELECT q.id
 FROM questions q
-WHERE substr(q.id, length(q.id) - length(CAST(:ending AS {text})) + 1) = CAST(:ending AS {text})
+WHERE substr(q.id, length(q.id) - length(CAST(:ending AS {string})) + 1) = CAST(:ending AS {string})
 ORDER BY q.n DESC
 LIMIT 20
 
@@ -54,8 +54,8 @@ SELECT {columns}
 FROM questions q
 JOIN tasks t ON t.n = q.task
 WHERE q.status = {status:question.open} AND q.n > :after
-    AND (CAST(:to AS {text}) IS NULL OR q."to" = :to)
-    AND (CAST(:session_id AS {text}) IS NULL OR q.session_id = :session_id)
+    AND (CAST(:to AS {string}) IS NULL OR q."to" = :to)
+    AND (CAST(:session_id AS {string}) IS NULL OR q.session_id = :session_id)
 ORDER BY q.n
 LIMIT :limit
 
@@ -74,6 +74,7 @@ WHERE id = :id AND spent_at IS NULL
 UPDATE questions
 SET status = {to:question.cancel}, reason = :reason, answered_at = {now}, revision = :revision
 WHERE task = :task AND status IN ({from:question.cancel})
+RETURNING n, id
 
 -- name: spend
 UPDATE questions

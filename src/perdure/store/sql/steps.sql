@@ -22,6 +22,11 @@ SET outcome = :outcome, output = :output, ended_seq = :ended_seq, ended_at = {no
     prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, cost = :cost
 WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
 
+-- name: begin_again
+UPDATE steps
+SET attempt = (SELECT t.attempt FROM tasks t WHERE t.id = :id), timestamp = {now}
+WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
+
 -- name: mark_retried
 UPDATE steps
 SET retried_at = {now}
@@ -43,10 +48,10 @@ JOIN steps s ON s.task = t.n
 WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
 
 -- name: shape
--- Is the trace whole? Its rows against the counter, in one range.
+-- Is the trace whole, from where a replay begins? Its rows against the counter, in one range.
 SELECT count(*), min(s.step_index), max(s.step_index)
 FROM steps s
-WHERE s.task = :task
+WHERE s.task = :task AND s.step_index >= :from_index
 
 -- name: in_doubt
 SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable

@@ -51,7 +51,7 @@ WHERE t.root_session_id = :root_session_id AND t.caller_scope_id = :caller_scope
 -- Ids are typed by their endings on the command line; the newest are looked at.
 SELECT t.id
 FROM tasks t
-WHERE substr(t.id, length(t.id) - length(CAST(:ending AS {text})) + 1) = CAST(:ending AS {text})
+WHERE substr(t.id, length(t.id) - length(CAST(:ending AS {string})) + 1) = CAST(:ending AS {string})
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT 20
 
@@ -59,8 +59,8 @@ LIMIT 20
 -- The newest open task of the same agent and work, for a second `run` of the same line.
 SELECT {columns}
 FROM tasks t
-WHERE t.status IN ({set:task.open}) AND t.agent = :agent AND t.work_digest = :work_digest
-    AND t.parent_task_id IS NULL
+WHERE t.status IN ({set:task.open}) AND t.finished_at IS NULL AND t.agent = :agent
+    AND t.work_digest = :work_digest AND t.parent_task_id IS NULL
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT 1
 
@@ -68,38 +68,38 @@ LIMIT 1
 SELECT {columns}
 FROM tasks t
 WHERE t.root_session_id = :root_session_id
-    AND (t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id))
+    AND (t.created_at, t.id) < (:created_at, :id)
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT :limit
 
 -- name: list_all
 SELECT {columns}
 FROM tasks t
-WHERE t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id)
+WHERE (t.created_at, t.id) < (:created_at, :id)
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT :limit
 
 -- name: list_status
+-- For open statuses, which the partial index answers.
 SELECT {columns}
 FROM tasks t
-WHERE t.status = :status
-    AND (t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id))
+WHERE t.status = :status AND t.finished_at IS NULL
+    AND (t.created_at, t.id) < (:created_at, :id)
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT :limit
 
 -- name: list_open
--- The status list lets the partial index of open tasks answer.
 SELECT {columns}
 FROM tasks t
 WHERE t.finished_at IS NULL
-    AND (t.created_at < :created_at OR (t.created_at = :created_at AND t.id < :id))
+    AND (t.created_at, t.id) < (:created_at, :id)
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT :limit
 
 -- name: changed_since
 SELECT {columns}
 FROM tasks t
-WHERE t.root_session_id = :root_session_id AND t.revision > :revision
+WHERE t.root_session_id = :root_session_id AND (t.revision, t.id) > (:revision, :id)
 ORDER BY t.revision, t.id
 LIMIT :limit
 
@@ -125,7 +125,7 @@ WITH RECURSIVE below (id) AS (
     SELECT c.id
     FROM tasks c
     WHERE c.parent_task_id = :id
-    UNION ALL
+    UNION
     SELECT c.id
     FROM tasks c
     JOIN below b ON c.parent_task_id = b.id
@@ -139,12 +139,13 @@ WITH RECURSIVE below (id) AS (
     SELECT c.id
     FROM tasks c
     WHERE c.parent_task_id = :id
-    UNION ALL
+    UNION
     SELECT c.id
     FROM tasks c
     JOIN below b ON c.parent_task_id = b.id
 )
-SELECT coalesce(sum(t.prompt_tokens + t.completion_tokens), 0), coalesce(sum(t.cost), 0), coalesce(sum(t.tool_calls), 0)
+SELECT CAST(coalesce(sum(t.prompt_tokens), 0) + coalesce(sum(t.completion_tokens), 0) AS {int}),
+    coalesce(sum(t.cost), 0.0), CAST(coalesce(sum(t.tool_calls), 0) AS {int})
 FROM tasks t
 WHERE t.id IN (SELECT b.id FROM below b)
 
@@ -161,25 +162,34 @@ ORDER BY t.status
 
 -- name: place
 -- Where a task hangs: read without a lock, for none of it ever changes.
-SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id
+SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id, t.generation
 FROM tasks t
 WHERE t.id = :id
 
 -- name: lock_family
 -- Every row that an end touches: the task, its parent (to be woken) and its open descendants, in one order for all.
-WITH RECURSIVE family (id, mode, level) AS (
-    SELECT t.id, t.mode, 0
+-- Open ones may hang below finished ones: work in the background outlives who started it.
+WITH RECURSIVE family (id, level) AS (
+    SELECT t.id, 0
     FROM tasks t
     WHERE t.id = :id
     UNION ALL
-    SELECT c.id, c.mode, f.level + 1
+    SELECT c.id, f.level + 1
     FROM tasks c
     JOIN family f ON c.parent_task_id = f.id
-    WHERE c.status IN ({set:task.open}) AND f.level < 1000
+    WHERE f.level < 1000
+), touched (id) AS (
+    SELECT f.id
+    FROM family f
+    UNION
+    SELECT p.id
+    FROM tasks p
+    WHERE p.id = :parent_task_id
 )
 SELECT {columns}
 FROM tasks t
-WHERE t.id IN (SELECT f.id FROM family f) OR t.id = :parent_task_id
+WHERE t.id IN (SELECT w.id FROM touched w)
+    AND (t.id = :id OR t.id = :parent_task_id OR t.status IN ({set:task.open}))
 ORDER BY t.id
 {for_update}
 
@@ -341,22 +351,34 @@ WHERE t.generation = :generation AND t.execution_id IS NOT NULL
 ORDER BY t.id
 
 -- name: interrupted
+-- A question of the agent's own, or about a call, does not stop its task from being taken up again.
 SELECT t.id
 FROM tasks t
-WHERE t.status = {to:interrupt}
-    AND NOT EXISTS (SELECT 1 FROM questions q WHERE q.task = t.n AND q.status = {status:question.open})
+WHERE t.status = {to:interrupt} AND t.finished_at IS NULL
+    AND NOT EXISTS (
+        SELECT 1
+        FROM questions q
+        WHERE q.task = t.n AND q.kind = 'resume' AND q.status = {status:question.open}
+    )
 ORDER BY t.created_at, t.id
 LIMIT :limit
 
 -- name: record_step
 -- The proof of a step write: lock, fence and the next numbers in one statement. A new completed step ends a row of
--- fruitless recoveries.
+-- fruitless recoveries. Tokens stop at the largest integer; the risk seen only rises, whatever branch writes last.
 UPDATE tasks
-SET event_seq = event_seq + :seqs, step_count = step_count + :records, prompt_tokens = prompt_tokens + :prompt_tokens,
-    completion_tokens = completion_tokens + :completion_tokens, cost = cost + :cost,
-    tool_calls = tool_calls + :tool_calls, iterations = iterations + :iterations, risk_seen = :risk_seen,
+SET event_seq = event_seq + :seqs, step_count = step_count + :records,
+    prompt_tokens = {least}(prompt_tokens, 9223372036854775807 - :prompt_tokens) + :prompt_tokens,
+    completion_tokens = {least}(completion_tokens, 9223372036854775807 - :completion_tokens) + :completion_tokens,
+    cost = cost + :cost, tool_calls = tool_calls + :tool_calls, iterations = iterations + :iterations,
+    risk_seen = CASE
+        WHEN 'critical' IN (risk_seen, :risk_seen) THEN 'critical'
+        WHEN 'high' IN (risk_seen, :risk_seen) THEN 'high'
+        WHEN 'medium' IN (risk_seen, :risk_seen) THEN 'medium'
+        ELSE 'low'
+    END,
     recoveries = CASE WHEN :progress = 1 THEN 0 ELSE recoveries END,
-    last_tool_call_id = coalesce(CAST(:tool_call_id AS {text}), last_tool_call_id), updated_at = {now}
+    last_tool_call_id = coalesce(CAST(:tool_call_id AS {string}), last_tool_call_id), updated_at = {now}
 WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
 RETURNING n, event_seq, step_count, attempt
 
@@ -396,7 +418,8 @@ SET status = :status, error = :error, ended_at = {now}, prompt_tokens = :prompt_
 WHERE task = :task AND number = :number AND status IN ({from:attempt.complete})
 
 -- name: earlier_usage
-SELECT sum(a.prompt_tokens), sum(a.completion_tokens), sum(a.cost), sum(a.tool_calls), sum(a.iterations)
+SELECT CAST(sum(a.prompt_tokens) AS {int}), CAST(sum(a.completion_tokens) AS {int}), sum(a.cost),
+    CAST(sum(a.tool_calls) AS {int}), CAST(sum(a.iterations) AS {int})
 FROM attempts a
 WHERE a.task = :task AND a.number < :number
 

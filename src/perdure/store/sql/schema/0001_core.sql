@@ -231,7 +231,7 @@ CREATE TABLE messages (
     seq {int} NOT NULL CHECK (seq >= 0),
     role {text} NOT NULL,
     content {blob} NOT NULL,
-    reasoning {text},
+    reasoning {blob},
     tool_call_id {text},
     tool_name {text},
     tool_calls {blob},

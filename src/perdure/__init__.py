@@ -1,0 +1,150 @@
+"""Durable state and recovery for multi-agent systems.
+
+    import perdure
+
+    @perdure.tool(risk="low")
+    async def search(query: str) -> list[str]: ...
+
+    @perdure.agent
+    async def researcher(topic: str) -> str: ...
+
+    app = perdure.App("agents.db", agents=[researcher])
+"""
+
+from perdure.ambient import carry
+from perdure.client import App, Client, Page, Question, TaskHandle
+from perdure.definitions import Agent, AnyTool, Bound, Duration, Startable, SyncAgent, Tool, agent, tool
+from perdure.errors import (
+    AmbiguousStep,
+    BadInput,
+    BudgetExceeded,
+    Cancelled,
+    CommitUnknown,
+    Denied,
+    Drift,
+    DriftError,
+    Error,
+    Expired,
+    KeyConflict,
+    LeaseLost,
+    NotApplied,
+    NotFound,
+    NotInTask,
+    NotSerializable,
+    NoTaskContext,
+    OutcomeUnknown,
+    PerdureError,
+    Refused,
+    StoreError,
+    Suspend,
+    TaskCancelled,
+    TaskFailed,
+    TaskTimedOut,
+    ToolError,
+)
+from perdure.model.event import Event
+from perdure.model.message import Message
+from perdure.model.task import Task
+from perdure.policy.budget import Budget
+from perdure.policy.risk import Risk
+from perdure.runtime.context import (
+    Context,
+    artifact,
+    ask,
+    call,
+    checkpoint,
+    current,
+    deps,
+    event,
+    gather,
+    last_checkpoint,
+    message,
+    model,
+    now,
+    random,
+    read,
+    receive,
+    sleep,
+    step,
+    stream,
+    usage,
+    uuid,
+)
+from perdure.runtime.doubts import Doubt, Verdict, happened, not_happened, unknown
+from perdure.settings import Settings
+
+__all__ = [
+    "Agent",
+    "AmbiguousStep",
+    "AnyTool",
+    "App",
+    "BadInput",
+    "Bound",
+    "Budget",
+    "BudgetExceeded",
+    "Cancelled",
+    "Client",
+    "CommitUnknown",
+    "Context",
+    "Denied",
+    "Doubt",
+    "Drift",
+    "DriftError",
+    "Duration",
+    "Error",
+    "Event",
+    "Expired",
+    "KeyConflict",
+    "LeaseLost",
+    "Message",
+    "NoTaskContext",
+    "NotApplied",
+    "NotFound",
+    "NotInTask",
+    "NotSerializable",
+    "OutcomeUnknown",
+    "Page",
+    "PerdureError",
+    "Question",
+    "Refused",
+    "Risk",
+    "Settings",
+    "Startable",
+    "StoreError",
+    "Suspend",
+    "SyncAgent",
+    "Task",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskTimedOut",
+    "Tool",
+    "ToolError",
+    "Verdict",
+    "agent",
+    "artifact",
+    "ask",
+    "call",
+    "carry",
+    "checkpoint",
+    "current",
+    "deps",
+    "event",
+    "gather",
+    "happened",
+    "last_checkpoint",
+    "message",
+    "model",
+    "not_happened",
+    "now",
+    "random",
+    "read",
+    "receive",
+    "sleep",
+    "step",
+    "stream",
+    "tool",
+    "unknown",
+    "usage",
+    "uuid",
+]

@@ -1,0 +1,142 @@
+"""The context that agent code runs in, carried by a context variable: nothing is passed on by hand.
+
+Definitions and public functions talk to whatever stands here; the runtime puts its attempt in.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from perdure.errors import NoTaskContext, NotInTask
+
+if TYPE_CHECKING:
+    from perdure.definitions import AgentCall, ToolCall
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Runner(Protocol):
+    """An attempt, as code inside it sees it."""
+
+    async def call_tool(self, call: ToolCall) -> Any:
+        """Record and run a tool."""
+        ...
+
+    async def call_agent(self, call: AgentCall) -> Any:
+        """Run an agent as a child task and wait for it."""
+        ...
+
+    def block_on(self, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """From a thread of the attempt: run a coroutine on its loop and wait."""
+        ...
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether the caller is on the attempt's event loop."""
+        ...
+
+
+@dataclass(slots=True)
+class Scope:
+    """Where the running code stands: in which attempt, inside which recorded call."""
+
+    runner: Runner
+    parent_key: str = ""
+    token: str = ""
+    usage: list[Mapping[str, float]] = field(default_factory=list)
+
+
+_scope: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
+
+
+def scope() -> Scope | None:
+    """The present scope, or None outside a task."""
+    return _scope.get()
+
+
+def require(what: str) -> Scope:
+    """The present scope. Raises NotInTask naming what needs one."""
+    found = _scope.get()
+    if found is None:
+        raise NotInTask(f"{what} works only inside a task: call it from an agent that a worker runs")
+    return found
+
+
+def enter(new: Scope) -> contextvars.Token[Scope | None]:
+    """Make `new` the present scope of this context."""
+    return _scope.set(new)
+
+
+def leave(token: contextvars.Token[Scope | None]) -> None:
+    """Undo `enter`."""
+    _scope.reset(token)
+
+
+def carry(fn: Callable[P, R]) -> Callable[P, R]:
+    """`fn`, taking the present task along into a thread that would lose it (an executor, `threading.Thread`)."""
+    context = contextvars.copy_context()
+
+    def carried(*args: P.args, **kwargs: P.kwargs) -> R:
+        return context.copy().run(fn, *args, **kwargs)
+
+    return carried
+
+
+class RunningAttempts:
+    """How many attempts this process runs: while it runs any, a dangerous tool without a task is refused."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mutex = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            self._count += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._mutex:
+            self._count -= 1
+
+    def refuse_lost(self, tool: str) -> None:
+        """Raise NoTaskContext while attempts run: the call may belong to one of them."""
+        if self._count:
+            raise NoTaskContext(
+                f"{tool} is above low risk and was called without its task while this process runs tasks: the thread "
+                f"has lost the context. Hand it on: executor.submit(perdure.carry({tool}), …), or await perdure.call."
+            )
+
+
+# One per process, as a thread that lost its context can find nothing nearer.
+running_attempts = RunningAttempts()
+
+
+def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Arguments as text for messages; never fails."""
+    parts = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
+    return ", ".join(parts)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str | int | float | bool | type(None)):
+        text = repr(value)
+    elif isinstance(value, list | tuple | dict):
+        text = repr(value) if _is_plain(value, 3) else type(value).__name__
+    else:
+        text = type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if isinstance(value, str | int | float | bool | type(None)):
+        return True
+    if depth == 0:
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v, depth - 1) for k, v in list(value.items())[:20])
+    return isinstance(value, list | tuple) and all(_is_plain(v, depth - 1) for v in value[:20])

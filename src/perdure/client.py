@@ -1,0 +1,476 @@
+"""Start tasks, wait for them, send to them, answer for them: what an app outside a task does.
+
+`Client` needs only a URL; `App` also knows the agents, so that it can run them in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+
+from perdure import codec
+from perdure.definitions import (
+    AgentCall,
+    AgentDefinition,
+    Bound,
+    Duration,
+    Startable,
+    call_of,
+    definition_of,
+    returns,
+    seconds,
+)
+from perdure.errors import BadInput
+from perdure.model.event import Event
+from perdure.model.message import Message
+from perdure.model.question import Question as QuestionRow
+from perdure.model.question import QuestionKind
+from perdure.model.task import Lane, Task
+from perdure.runtime.doubts import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Verdict
+from perdure.runtime.durable import failure, new_task
+from perdure.runtime.worker import Worker
+from perdure.settings import Settings
+from perdure.states import TaskStatus
+from perdure.store import Store, admission, aio, ends, events, messages, open_store, questions, steps, task_lists, tasks
+from perdure.store.database import Transaction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Page(list[T]):
+    """A list with the cursor to go on after it; None at the end."""
+
+    def __init__(self, items: Iterable[T], *, after: str | None) -> None:
+        super().__init__(items)
+        self.after = after
+
+
+@dataclass(slots=True)
+class Question:
+    """A question, and how to settle it. A second answer changes nothing and returns the first."""
+
+    client: Client
+    row: QuestionRow
+    args: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Its id, such as Q19."""
+        return self.row.id
+
+    @property
+    def kind(self) -> str:
+        """call, step_in_doubt, resume or ask."""
+        return self.row.kind
+
+    @property
+    def task_id(self) -> str:
+        """The task that waits for it."""
+        return self.row.task_id
+
+    @property
+    def text(self) -> str:
+        """What is asked."""
+        return self.row.text
+
+    @property
+    def tool(self) -> str | None:
+        """The tool it is about, if any."""
+        return cast("str | None", self.evidence.get("tool"))
+
+    @property
+    def status(self) -> str:
+        """open, approved, denied, answered, expired or cancelled."""
+        return self.row.status
+
+    async def approve(self, *, by: str, anyway: bool = False) -> QuestionRow:
+        """Say yes."""
+        return await self.client.perform(questions.approve, self.id, by=by, anyway=anyway)
+
+    async def deny(self, reason: str, *, by: str) -> QuestionRow:
+        """Say no, and why."""
+        return await self.client.perform(questions.deny, self.id, by=by, reason=reason)
+
+    async def answer(self, value: Any, *, by: str) -> QuestionRow:
+        """Answer an open question of the agent."""
+        if self.row.kind is not QuestionKind.ASK:
+            raise BadInput(f"{self.id} is a {self.kind} question: approve, deny or resolve it", field="answer")
+        return await self.client.perform(questions.answer, self.id, by=by, value=codec.pack(codec.encode(value)))
+
+    async def resolve(self, verdict: Verdict[Any], *, by: str, reason: str = "", anyway: bool = False) -> QuestionRow:
+        """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
+
+        "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that.
+        """
+        if self.row.kind is not QuestionKind.STEP_IN_DOUBT:
+            raise BadInput(f"{self.id} is a {self.kind} question: it takes no verdict", field="answer")
+        if verdict.kind not in (HAPPENED, NOT_HAPPENED, UNKNOWN, GIVE_UP):
+            raise BadInput(f"{verdict.kind!r} is no verdict", field="answer")
+        said = {"verdict": GIVE_UP if verdict.kind == UNKNOWN else verdict.kind, "result": verdict.result}
+        return await self.client.perform(
+            questions.answer, self.id, by=by, value=codec.pack(codec.encode(said)), reason=reason, anyway=anyway
+        )
+
+
+class TaskHandle(Generic[R]):
+    """A task from outside."""
+
+    def __init__(self, client: Client, task_id: str, annotation: Any = codec.ANY) -> None:
+        self._client = client
+        self._annotation = annotation
+        self.id = task_id
+
+    async def result(self, *, timeout: Duration | None = None) -> R:
+        """The task's result, once it has one.
+
+        Raises TaskFailed, TaskTimedOut, TaskCancelled; TimeoutError when `timeout` seconds have passed, which changes
+        nothing in the task.
+        """
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        async with asyncio.timeout(limit):
+            async for outcome in self._client.watch(lambda: self._client.read(task_lists.outcome, self.id)):
+                if outcome is None:
+                    continue
+                if outcome.status is not TaskStatus.COMPLETED:
+                    raise failure(self.id, outcome.status, outcome.error)
+                assert outcome.result is not None
+                return cast("R", codec.decode(outcome.result, annotation=self._annotation))
+        raise AssertionError("the watch ends with an outcome or a timeout")
+
+    async def info(self) -> Task:
+        """The task's row now."""
+        return await self._client.read(tasks.get, self.id)
+
+    async def follow(self, *, after: int = 0) -> AsyncIterator[Event]:
+        """Every event after seq `after`, in order, live and across restarts; ends when the task has ended.
+
+        Streamed events of the live attempt come in between; when an attempt takes over, `task_started` tells.
+        """
+        seen = after
+        seen_row = 0
+        async for _ in self._client.watch(_nothing):
+            task = await self.info()
+            while page := await self._client.read(events.feed, self.id, after=seen):
+                for event in page:
+                    seen = event.seq
+                    yield event
+            for row, after_seq, packed, at in await self._client.read(
+                events.pulses, self.id, after=seen, after_row=seen_row
+            ):
+                seen_row = row
+                for one in packed:
+                    yield Event.pulse(self.id, after_seq, one["kind"], one.get("payload", {}), one.get("at", at))
+            if task.status.is_terminal and seen >= task.event_seq:
+                return
+
+    async def cancel(self, reason: str = "", *, by: str = "") -> bool:
+        """End the task and its descendants. True if this call did it; it is durable then."""
+        return await self._client.perform(ends.cancel, self.id, reason=reason, by=by)
+
+    async def why(self) -> str:
+        """Why the task stands where it stands, as text."""
+        from perdure.why import explain
+
+        return await self._client.read(explain, self.id)
+
+    async def steps(self, *, limit: int = 100, after: str | None = None) -> Page[tuple[Any, Any]]:
+        """The task's records with their inputs, by index."""
+        start = -1 if after is None else int(after)
+        found = await self._client.read(steps.listing, self.id, after=start, limit=limit)
+        return Page(found, after=str(found[-1][0].step_index) if len(found) == limit else None)
+
+    async def messages(self, *, limit: int = 10_000) -> list[Message]:
+        """The task's transcript."""
+        return await self._client.read(messages.listing, self.id, limit=limit)
+
+
+class Client:
+    """Talks to one database. Opened on first use; `async with` or `lifespan` closes it."""
+
+    def __init__(self, url: str | None = None, *, settings: Settings | None = None, store: Store | None = None) -> None:
+        self._url = url
+        self._settings = settings
+        self._store = store
+        self._is_given = store is not None
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """The opened store."""
+        if self._store is None:
+            from perdure.config import database_url
+
+            self._store = open_store(database_url(self._url), settings=self._settings)
+        return self._store
+
+    async def aclose(self) -> None:
+        """Close the store, if this client opened it. May be called twice."""
+        if self._store is not None and not self._is_given:
+            store, self._store = self._store, None
+            await asyncio.to_thread(store.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    @asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        async with self:
+            yield
+
+    def lifespan(self, _app: Any = None, /) -> AbstractAsyncContextManager[None]:
+        """For a web framework: closes the client when the app ends."""
+        return self._lifespan()
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    async def start(self, agent: str | Startable[P, R], /, *args: Any, **kwargs: Any) -> TaskHandle[R]:
+        """Admit a task and return once it is durable; it can be listed then. The same key and work join.
+
+        Raises KeyConflict for a key of other work, NotSerializable for arguments that cannot be stored.
+        """
+        call = _call(agent, args, kwargs)
+        admitted = await self.perform(admission.admit, [new_task(call, key=call.options.key)])
+        return self._handle(admitted.tasks[0].id, call)
+
+    async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:
+        """Admit a batch: all or none."""
+        bound = [_agent_call(one.call) for one in calls]
+        admitted = await self.perform(admission.admit, [new_task(one, key=one.options.key) for one in bound])
+        return [self._handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
+
+    def task(self, task_id: str, /) -> TaskHandle[Any]:
+        """A handle on a task that exists."""
+        return TaskHandle(self, task_id)
+
+    async def tasks(
+        self,
+        *,
+        status: str | None = None,
+        agent: str | None = None,
+        session: str | None = None,
+        open: bool = False,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page[Task]:
+        """Tasks newest first, strictly after the cursor; at most 200 a page."""
+        cursor = None if after is None else task_lists.Cursor.parse(after)
+        found = await self.read(
+            task_lists.recent, status=status, agent=agent, session_id=session, open_only=open, after=cursor, limit=limit
+        )
+        full = len(found) >= max(1, min(200, limit))
+        last = task_lists.Cursor(found[-1].created_at, found[-1].id) if found and full else None
+        return Page(found, after=None if last is None else str(last))
+
+    async def send(self, task_id: str, name: str, payload: Any = None, *, key: str | None = None) -> None:
+        """Feed a task's `receive(name)`. The same key is delivered once. Raises NotFound, or Refused once it has ended."""
+        await self.perform(
+            messages.send,
+            task_id,
+            name=name,
+            key=key,
+            payload=codec.pack(codec.encode(payload)),
+            unread_limit=self.store.settings.unread_limit,
+        )
+
+    # -- questions -------------------------------------------------------------------------------
+
+    async def questions(
+        self, *, session: str | None = None, to: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Page[Question]:
+        """Open questions, oldest first."""
+        start = 0 if after is None else int(after)
+        rows = await self.read(_open_questions, to=to, session_id=session, after=start, limit=limit)
+        found = [Question(self, row, _arguments(evidence), evidence) for row, evidence in rows]
+        return Page(found, after=str(found[-1].row.n) if len(found) >= limit else None)
+
+    async def question(self, question_id: str, /) -> Question:
+        """One question, whatever became of it; any unique ending of its id will do. Raises NotFound."""
+        row, evidence = await self.read(_one_question, question_id)
+        return Question(self, row, _arguments(evidence), evidence)
+
+    # -- plumbing --------------------------------------------------------------------------------
+
+    async def perform(self, operation: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Run an operation of the store in a transaction."""
+        return await aio.call(self.store, operation, *args, **kwargs)
+
+    async def read(self, operation: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Run a reading operation of the store on one snapshot."""
+        return await aio.read(self.store, operation, *args, **kwargs)
+
+    async def watch(self, look: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+        """What `look` finds, again after each hint and each poll interval. Never ends by itself."""
+        woken = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ring() -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(woken.set)
+
+        stop = self.store.database.listen(ring)
+        try:
+            while True:
+                woken.clear()
+                yield await look()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), self.store.settings.poll_ms / 1000)
+        finally:
+            stop()
+
+    def _handle(self, task_id: str, call: AgentCall) -> TaskHandle[Any]:
+        return TaskHandle(self, task_id, returns(call.definition.fn))
+
+
+class App(Client):
+    """What this process may run: the agents, what they need, and where their state lies."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        agents: Sequence[Startable[..., Any]],
+        lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+        notify: Callable[[Any], Awaitable[None]] | None = None,
+        settings: Settings | None = None,
+        store: Store | None = None,
+    ) -> None:
+        super().__init__(url, settings=settings, store=store)
+        self.agents = _registry(agents)
+        self._lifespan_of_deps = lifespan
+        self._notify = notify
+        self._worker: Worker | None = None
+
+    async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an agent as a task, here, and return its result. A second run with the same key joins the first."""
+        if self._worker is not None:
+            handle: TaskHandle[R] = await self.start(agent, *args, **kwargs)
+            return await handle.result()
+        try:
+            async with self.worker():
+                call = _call(agent, args, kwargs)
+                new = new_task(call, key=call.options.key, lane=Lane.MAIN)
+                # Nobody is told of the admission before the result, which is durable after it.
+                admitted = await aio.call_softly(self.store, admission.admit, [new])
+                assert self._worker is not None
+                await self._worker.adopt(admitted.tasks[0].id)
+                return cast("R", await self._handle(admitted.tasks[0].id, call).result())
+        finally:
+            await self.aclose()
+
+    @asynccontextmanager
+    async def worker(
+        self,
+        *,
+        killable: bool = False,
+        on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> AsyncIterator[Worker]:
+        """A worker in this process for as long as the block runs; then it hands back what it holds."""
+        if self._worker is not None:
+            raise BadInput("this app already runs a worker in this process", field="worker")
+        async with self._deps() as deps:
+            worker = Worker(
+                self.store,
+                list(self.agents.values()),
+                killable=killable,
+                deps=deps,
+                notify=None if self._notify is None else self._tell,
+                on_event=on_event,
+            )
+            ready = asyncio.Event()
+            running = asyncio.get_running_loop().create_task(worker.run(ready=ready))
+            waiting = asyncio.get_running_loop().create_task(ready.wait())
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if running.done():
+                await running
+            self._worker = worker
+            try:
+                yield worker
+            finally:
+                self._worker = None
+                worker.stop()
+                await running
+
+    @asynccontextmanager
+    async def _deps(self) -> AsyncIterator[Sequence[Any]]:
+        if self._lifespan_of_deps is None:
+            yield ()
+            return
+        async with self._lifespan_of_deps() as opened:
+            yield opened if isinstance(opened, list | tuple) else (opened,)
+
+    async def _tell(self, row: QuestionRow) -> None:
+        assert self._notify is not None
+        await self._notify(await self.question(row.id))
+
+
+def _registry(agents: Sequence[Startable[..., Any]]) -> dict[tuple[str, str], AgentDefinition]:
+    found: dict[tuple[str, str], AgentDefinition] = {}
+    for one in agents:
+        definition = definition_of(one)
+        if not isinstance(definition, AgentDefinition):
+            name = getattr(one, "__name__", type(one).__name__)
+            raise BadInput(f"{name} is no agent; decorate it with @perdure.agent", field="agents")
+        place = (definition.name, definition.version)
+        if place in found and found[place].fn is not definition.fn:
+            raise BadInput(f"two agents are called {definition.name!r}; give one another name=", field="agents")
+        found[place] = definition
+    return found
+
+
+def _call(agent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
+    if isinstance(agent, str):
+        return _by_name(agent, args, kwargs)
+    return _agent_call(call_of(agent, args, kwargs))
+
+
+def _agent_call(call: Any) -> AgentCall:
+    if not isinstance(call, AgentCall):
+        raise BadInput("only agents become tasks; a tool is called from an agent", field="agent")
+    return call
+
+
+def _by_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
+    """An agent that lives in another process: its arguments must be named, for nobody here knows their names."""
+    if args:
+        raise BadInput(f"start({name!r}, …) by name takes keyword arguments only", field="arguments")
+
+    async def elsewhere(**_kwargs: Any) -> None:
+        raise AssertionError("a stand-in for an agent of another process is not run")
+
+    from perdure.definitions import AgentOptions
+
+    return AgentCall(AgentDefinition(name, elsewhere), AgentOptions(), (), kwargs)
+
+
+def _open_questions(tx: Transaction, **filters: Any) -> list[tuple[QuestionRow, Mapping[str, Any]]]:
+    return [(row, _mapping(questions.evidence(tx, row))) for row in questions.open_list(tx, **filters)]
+
+
+def _one_question(tx: Transaction, ending: str) -> tuple[QuestionRow, Mapping[str, Any]]:
+    row = questions.get(tx, questions.find(tx, ending))
+    return row, _mapping(questions.evidence(tx, row))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _arguments(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(evidence.get("arguments"))
+
+
+async def _nothing() -> None:
+    return None
+
+

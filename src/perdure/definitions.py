@@ -1,0 +1,612 @@
+"""`@agent` and `@tool`: plain functions with options, and what a process knows of them. Touches no file.
+
+A decorated function stays a real function: same coroutine flag, signature and docstring, for frameworks inspect
+them. Outside a task it simply runs. Inside one it hands itself to the attempt that stands in `ambient`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from perdure import ambient
+from perdure.codec import ANY
+from perdure.errors import BadInput, WrongThread
+from perdure.policy.budget import Budget
+from perdure.policy.lanes import check_priority
+from perdure.policy.risk import Risk
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+Duration = float | timedelta
+RiskWord = Literal["low", "medium", "high", "critical"]
+MARK = "__perdure__"
+
+
+# -- what is known of a callable ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgentDefinition:
+    """An agent: a named function with options."""
+
+    name: str
+    fn: Callable[..., Any]
+    version: str = ""
+    risk: Risk = Risk.LOW
+    resume: Literal["auto", "ask"] = "auto"
+    budget: Budget = field(default_factory=Budget)
+    deadline_s: float | None = None
+    retries: int = 3
+    drift: Literal["ask", "error"] = "ask"
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on the event loop; others get a thread of their own."""
+        return inspect.iscoroutinefunction(self.fn)
+
+    @property
+    def definition_hash(self) -> str:
+        """Digest of its code, stored with each task it runs."""
+        code = getattr(self.fn, "__code__", None)
+        seed = b"" if code is None else code.co_code + repr(code.co_names).encode()
+        return hashlib.sha256(seed).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolDefinition:
+    """A tool: a function that may change the world, with what its author promises of it."""
+
+    name: str
+    fn: Callable[..., Any]
+    risk: Risk | Callable[..., str] = Risk.HIGH
+    idempotent: bool = False
+    approve: bool | Callable[..., bool] = False
+    to: str = ""
+    reconcile: Callable[..., Any] | None = None
+    timeout_s: float | None = None
+    retries: int | None = None
+    ambiguous: tuple[type[BaseException], ...] = ()
+    secret: tuple[str, ...] = ()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on the event loop; others run in threads."""
+        return inspect.iscoroutinefunction(self.fn)
+
+    def risk_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Risk:
+        """The risk of one call. Raises BadInput for an unknown word, and for medium without `idempotent=True`."""
+        risk = self.risk if isinstance(self.risk, Risk) else Risk.parse(self.risk(*args, **kwargs))
+        if risk is Risk.MEDIUM and not self.idempotent:
+            raise BadInput(
+                f"{self.name} is medium risk without idempotent=True: say that one token has one effect, or declare "
+                "it high",
+                field="risk",
+            )
+        return risk
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What a caller asks of one task."""
+
+    key: str | None = None
+    background: bool = False
+    deadline: float | datetime | None = None
+    delay_s: float = 0.0
+    budget: Budget | None = None
+    priority: int = 0
+    item: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What a caller asks of one call."""
+
+    key: str | None = None
+    timeout_s: float | None = None
+    retries: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """An agent with its arguments, about to become a task."""
+
+    definition: AgentDefinition
+    options: AgentOptions
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool with its arguments, about to run."""
+
+    definition: ToolDefinition
+    options: CallOptions
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Bound(Generic[R_co]):
+    """An agent or a tool with its arguments, not started yet: `agent.bind(…)`."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: AgentCall | ToolCall) -> None:
+        self.call = call
+
+
+# -- types of the decorated functions -------------------------------------------------------
+
+
+class Tool(Protocol[P, R_co]):
+    """A decorated tool: the function itself, with options."""
+
+    @property
+    def __name__(self) -> str: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def options(
+        self, *, key: str | None = None, timeout: Duration | None = None, retries: int | None = None
+    ) -> Tool[P, R_co]:
+        """The same tool with a key, a timeout (seconds) or other retries for its next call."""
+        ...
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[Any]:
+        """The tool with arguments, for `perdure.sync.gather`."""
+        ...
+
+
+AnyTool = Tool[..., Any]
+
+
+class Agent(Protocol[P, R_co]):
+    """A decorated asynchronous agent."""
+
+    @property
+    def __name__(self) -> str: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> typing.Coroutine[Any, Any, R_co]: ...
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        background: bool = False,
+        deadline: Duration | datetime | None = None,
+        delay: Duration | None = None,
+        budget: Budget | None = None,
+        priority: int | None = None,
+        item: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Agent[P, R_co]:
+        """The same agent with options for its next task. Durations in seconds, instants aware."""
+        ...
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R_co]:
+        """The agent with arguments, not started yet."""
+        ...
+
+
+class SyncAgent(Protocol[P, R_co]):
+    """A decorated synchronous agent."""
+
+    @property
+    def __name__(self) -> str: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        background: bool = False,
+        deadline: Duration | datetime | None = None,
+        delay: Duration | None = None,
+        budget: Budget | None = None,
+        priority: int | None = None,
+        item: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> SyncAgent[P, R_co]:
+        """The same agent with options for its next task."""
+        ...
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R_co]:
+        """The agent with arguments, not started yet."""
+        ...
+
+
+class Startable(Protocol[P, R_co]):
+    """Anything that can become a task: an asynchronous or a synchronous agent."""
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R_co]: ...
+
+
+class _AgentDecorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[P, typing.Coroutine[Any, Any, R]], /) -> Agent[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncAgent[P, R]: ...
+
+
+# -- the decorators -------------------------------------------------------------------------
+
+
+@overload
+def agent(fn: Callable[P, typing.Coroutine[Any, Any, R]], /) -> Agent[P, R]: ...
+@overload
+def agent(fn: Callable[P, R], /) -> SyncAgent[P, R]: ...
+@overload
+def agent(
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    risk: RiskWord | None = None,
+    resume: Literal["auto", "ask"] = "auto",
+    budget: Budget | None = None,
+    deadline: Duration | None = None,
+    retries: int = 3,
+    drift: Literal["ask", "error"] = "ask",
+) -> _AgentDecorator: ...
+def agent(
+    fn: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    risk: RiskWord | None = None,
+    resume: Literal["auto", "ask"] = "auto",
+    budget: Budget | None = None,
+    deadline: Duration | None = None,
+    retries: int = 3,
+    drift: Literal["ask", "error"] = "ask",
+) -> Any:
+    """Make a function an agent: called inside a task it is a child task, started by a client a task of its own.
+
+    `version` pins its tasks to workers that have this version. `risk` high or critical, or `resume="ask"`, asks a
+    person before a crashed task goes on. `deadline` in seconds from the start. `retries`: further attempts after an
+    error that is not final. `drift="error"` raises where new code no longer fits the records, instead of asking.
+    """
+    if resume not in ("auto", "ask"):
+        raise BadInput(f"resume is {resume!r}; give 'auto' or 'ask'", field="resume")
+    if drift not in ("ask", "error"):
+        raise BadInput(f"drift is {drift!r}; give 'ask' or 'error'", field="drift")
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        _check_function(function, "agent")
+        return _wrap_agent(
+            AgentDefinition(
+                name or function.__name__,
+                function,
+                version or "",
+                Risk.parse(risk) if risk else Risk.LOW,
+                resume,
+                budget or Budget(),
+                None if deadline is None else seconds(deadline, "deadline"),
+                _count(retries, "retries"),
+                drift,
+            ),
+            AgentOptions(),
+        )
+
+    return decorate if fn is None else decorate(fn)
+
+
+@overload
+def tool(fn: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    risk: RiskWord | Callable[..., RiskWord] = "high",
+    idempotent: bool = False,
+    approve: bool | Callable[..., bool] = False,
+    to: str = "",
+    reconcile: Callable[..., Any] | None = None,
+    timeout: Duration | None = None,
+    retries: int | None = None,
+    ambiguous: tuple[type[BaseException], ...] = (),
+    name: str | None = None,
+    secret: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(
+    fn: Any = None,
+    /,
+    *,
+    risk: RiskWord | Callable[..., RiskWord] = "high",
+    idempotent: bool = False,
+    approve: bool | Callable[..., bool] = False,
+    to: str = "",
+    reconcile: Callable[..., Any] | None = None,
+    timeout: Duration | None = None,
+    retries: int | None = None,
+    ambiguous: tuple[type[BaseException], ...] = (),
+    name: str | None = None,
+    secret: Sequence[str] = (),
+) -> Any:
+    """Make a function a tool: inside a task each call of it is recorded. Undeclared risk is high.
+
+    `risk` may be a function of the arguments. `idempotent=True` promises that one `current().token` has one effect.
+    `approve` asks `to` before the call. `reconcile(doubt)` finds out what happened to a call that was cut off.
+    `timeout` in seconds; a call above low risk that it cuts off, or that raises one of `ambiguous`, is in doubt.
+    Arguments named in `secret` never reach the store.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        _check_function(function, "tool")
+        definition = ToolDefinition(
+            name or function.__name__,
+            function,
+            Risk.parse(risk) if isinstance(risk, str) else risk,
+            idempotent,
+            approve,
+            to,
+            reconcile,
+            None if timeout is None else seconds(timeout, "timeout"),
+            None if retries is None else _count(retries, "retries"),
+            tuple(ambiguous),
+            tuple(secret),
+        )
+        _check_tool(definition)
+        return _wrap_tool(definition, CallOptions())
+
+    return decorate if fn is None else decorate(fn)
+
+
+def definition_of(thing: object) -> AgentDefinition | ToolDefinition | None:
+    """What perdure knows of a decorated function, or None."""
+    return getattr(thing, MARK, None)
+
+
+def call_of(thing: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AgentCall | ToolCall:
+    """A decorated function (or one that was bound already) with its arguments. Raises BadInput for anything else."""
+    if isinstance(thing, Bound):
+        return thing.call
+    bind = getattr(thing, "bind", None)
+    if definition_of(thing) is None or bind is None:
+        raise BadInput(f"{_called(thing)} is neither an agent nor a tool; decorate it", field="agent")
+    bound: Bound[Any] = bind(*args, **(kwargs or {}))
+    return bound.call
+
+
+def is_agent_call(awaitable: object) -> bool:
+    """Whether this is the coroutine of a decorated agent, not awaited yet."""
+    return getattr(awaitable, "cr_code", None) in _AGENT_CODES
+
+
+def bind_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter name, so that equal calls look equal however they are written."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, TypeError) and _has_signature(fn):
+            raise BadInput(f"{_called(fn)}: {error}", field="arguments") from None
+        return {"args": list(args), **kwargs}  # Some C functions tell no signature.
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = inspect.signature(fn).parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
+    return found
+
+
+def unbind_arguments(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The reverse of `bind_arguments`: what to call the function with."""
+    signature = inspect.signature(fn)
+    rest = dict(arguments)
+    bound = signature.bind_partial()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if name in rest:
+            value = rest.pop(name)
+            bound.arguments[name] = tuple(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
+    return bound.args, {**bound.kwargs, **rest}
+
+
+@functools.lru_cache(maxsize=4096)
+def hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """A function's annotations, or none when they cannot be resolved."""
+    try:
+        return typing.get_type_hints(fn)
+    except Exception:  # noqa: BLE001  # Names that exist only for type checkers: then the recorded class decides.
+        return {}
+
+
+def returns(fn: Callable[..., Any]) -> Any:
+    """What a function says it returns; ANY when it does not say."""
+    try:
+        return hints(fn).get("return", ANY)
+    except TypeError:  # Not hashable.
+        return ANY
+
+
+def seconds(duration: Duration, name: str) -> float:
+    """A duration as seconds. Raises BadInput for what is none."""
+    value = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e11:
+        raise BadInput(f"{name} is {duration!r}; give seconds, not below 0, or a timedelta", field=name)
+    return float(value)
+
+
+def instant_ms(moment: datetime, name: str) -> int:
+    """An aware datetime as milliseconds UTC. Raises BadInput for a naive one."""
+    if moment.tzinfo is None:
+        raise BadInput(f"{name} is a naive datetime; give it a zone, for example datetime.now(UTC)", field=name)
+    return int(moment.astimezone(UTC).timestamp() * 1000)
+
+
+# -- wrapping -------------------------------------------------------------------------------
+
+
+def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
+    fn = definition.fn
+
+    if definition.is_async:
+
+        @functools.wraps(fn)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            scope = ambient.scope()
+            if scope is None:
+                return await fn(*args, **kwargs)
+            return await scope.runner.call_agent(AgentCall(definition, options, args, kwargs))
+
+        wrapped: Any = call_async
+    else:
+
+        @functools.wraps(fn)
+        def call_sync(*args: Any, **kwargs: Any) -> Any:
+            scope = ambient.scope()
+            if scope is None:
+                return fn(*args, **kwargs)
+            if scope.runner.is_on_loop:
+                raise WrongThread(f"{definition.name} blocks: on the event loop write await perdure.call({definition.name}, …)")
+            return scope.runner.block_on(
+                lambda: scope.runner.call_agent(AgentCall(definition, options, args, kwargs))
+            )
+
+        wrapped = call_sync
+
+    def bind(*args: Any, **kwargs: Any) -> Bound[Any]:
+        bind_arguments(fn, args, kwargs)
+        return Bound(AgentCall(definition, options, args, kwargs))
+
+    def with_options(
+        *,
+        key: str | None = None,
+        background: bool = False,
+        deadline: Duration | datetime | None = None,
+        delay: Duration | None = None,
+        budget: Budget | None = None,
+        priority: int | None = None,
+        item: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Any:
+        if deadline is not None and not isinstance(deadline, datetime):
+            deadline = seconds(deadline, "deadline")
+        if isinstance(deadline, datetime):
+            instant_ms(deadline, "deadline")
+        return _wrap_agent(
+            definition,
+            replace(
+                options,
+                key=options.key if key is None else key,
+                background=background or options.background,
+                deadline=options.deadline if deadline is None else deadline,
+                delay_s=options.delay_s if delay is None else seconds(delay, "delay"),
+                budget=options.budget if budget is None else budget,
+                priority=options.priority if priority is None else check_priority(priority),
+                item=options.item if item is None else item,
+                tags=options.tags if tags is None else dict(tags),
+            ),
+        )
+
+    wrapped.bind, wrapped.options = bind, with_options
+    setattr(wrapped, MARK, definition)
+    return wrapped
+
+
+# Every wrapper of an asynchronous agent shares the code object that stands in `_wrap_agent`.
+_AGENT_CODES = frozenset(
+    code for code in _wrap_agent.__code__.co_consts if getattr(code, "co_name", "") == "call_async"
+)
+
+
+def _wrap_tool(definition: ToolDefinition, options: CallOptions) -> Any:
+    fn = definition.fn
+
+    if definition.is_async:
+
+        @functools.wraps(fn)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            scope = ambient.scope()
+            if scope is None:
+                _refuse_lost(definition, args, kwargs)
+                return await fn(*args, **kwargs)
+            return await scope.runner.call_tool(ToolCall(definition, options, args, kwargs))
+
+        wrapped: Any = call_async
+    else:
+
+        @functools.wraps(fn)
+        def call_sync(*args: Any, **kwargs: Any) -> Any:
+            scope = ambient.scope()
+            if scope is None:
+                _refuse_lost(definition, args, kwargs)
+                return fn(*args, **kwargs)
+            if scope.runner.is_on_loop:
+                raise WrongThread(
+                    f"{definition.name} blocks: on the event loop write await perdure.call({definition.name}, …)"
+                )
+            return scope.runner.block_on(lambda: scope.runner.call_tool(ToolCall(definition, options, args, kwargs)))
+
+        wrapped = call_sync
+
+    def bind(*args: Any, **kwargs: Any) -> Bound[Any]:
+        bind_arguments(fn, args, kwargs)
+        return Bound(ToolCall(definition, options, args, kwargs))
+
+    def with_options(
+        *, key: str | None = None, timeout: Duration | None = None, retries: int | None = None
+    ) -> Any:
+        return _wrap_tool(
+            definition,
+            CallOptions(
+                options.key if key is None else key,
+                options.timeout_s if timeout is None else seconds(timeout, "timeout"),
+                options.retries if retries is None else _count(retries, "retries"),
+            ),
+        )
+
+    wrapped.bind, wrapped.options = bind, with_options
+    setattr(wrapped, MARK, definition)
+    return wrapped
+
+
+def _refuse_lost(definition: ToolDefinition, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if definition.risk_of(args, kwargs) is not Risk.LOW:
+        ambient.running_attempts.refuse_lost(definition.name)
+
+
+def _check_function(fn: object, what: str) -> None:
+    if not inspect.isfunction(fn) and not inspect.ismethod(fn):
+        raise BadInput(
+            f"@{what} decorates functions, not {type(fn).__name__}: frameworks inspect what it gives back", field="fn"
+        )
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise BadInput(f"{fn.__name__} is a generator; an {what} returns one value", field="fn")
+
+
+def _check_tool(definition: ToolDefinition) -> None:
+    if definition.risk is Risk.MEDIUM:
+        definition.risk_of((), {})
+    if definition.risk is Risk.CRITICAL and definition.reconcile is not None:
+        raise BadInput(f"{definition.name} is critical: a person decides, so it takes no reconcile", field="reconcile")
+    parameters = inspect.signature(definition.fn).parameters
+    for name in definition.secret:
+        if name not in parameters:
+            raise BadInput(f"{definition.name} has no parameter {name!r} to keep secret", field="secret")
+
+
+def _count(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1000:
+        raise BadInput(f"{name} is {value!r}; give a whole number from 0 to 1000", field=name)
+    return value
+
+
+def _has_signature(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _called(thing: object) -> str:
+    return getattr(thing, "__qualname__", None) or type(thing).__name__

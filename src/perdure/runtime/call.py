@@ -1,0 +1,119 @@
+"""One call that an agent makes, described before anything is looked up or run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.codec import ANY
+from perdure.definitions import ToolCall, bind_arguments, returns
+from perdure.model.step import StepKind
+from perdure.policy.risk import Risk
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """What to record and what to run. `input` is evidence and makes the digest; `args` are what really goes in."""
+
+    kind: StepKind
+    name: str
+    fn: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    input: Mapping[str, Any] = field(default_factory=dict)
+    risk: Risk = Risk.LOW
+    key: str | None = None
+    timeout_s: float | None = None
+    retries: int | None = None
+    ambiguous: tuple[type[BaseException], ...] = ()
+    reconcile: Callable[..., Any] | None = None
+    needs_approval: bool = False
+    to: str = ""
+    secrets: tuple[str, ...] = ()
+    annotation: Any = ANY
+    is_async: bool = True
+    tells_apart: bool = True  # False where equal calls may swap their results: now, uuid, random
+
+    @property
+    def is_dangerous(self) -> bool:
+        """Whether its intent must be on record before it runs."""
+        return self.risk is not Risk.LOW
+
+
+def from_tool(call: ToolCall) -> Call:
+    """The call of a decorated tool. Raises BadInput for arguments that do not fit or a risk that is none."""
+    tool = call.definition
+    arguments = bind_arguments(tool.fn, call.args, call.kwargs)
+    secrets = tuple(_texts(arguments.pop(name, None) for name in tool.secret))
+    risk = tool.risk_of(call.args, call.kwargs)
+    approve = tool.approve(*call.args, **call.kwargs) if callable(tool.approve) else tool.approve
+    return Call(
+        kind=StepKind.TOOL_CALL,
+        name=tool.name,
+        fn=tool.fn,
+        args=call.args,
+        kwargs=call.kwargs,
+        input=arguments,
+        risk=risk,
+        key=call.options.key,
+        timeout_s=call.options.timeout_s if call.options.timeout_s is not None else tool.timeout_s,
+        retries=call.options.retries if call.options.retries is not None else tool.retries,
+        ambiguous=tool.ambiguous,
+        reconcile=tool.reconcile,
+        needs_approval=bool(approve) or risk is Risk.CRITICAL,
+        to=tool.to,
+        secrets=secrets,
+        annotation=returns(tool.fn),
+        is_async=tool.is_async,
+    )
+
+
+def from_function(
+    kind: StepKind,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    risk: Risk,
+    key: str | None,
+) -> Call:
+    """The call of an undecorated function: `model`, `read`, `step`."""
+    return Call(
+        kind=kind,
+        name=name,
+        fn=fn,
+        args=args,
+        kwargs=kwargs,
+        input=bind_arguments(fn, args, kwargs),
+        risk=risk,
+        key=key,
+        annotation=returns(fn),
+        is_async=inspect.iscoroutinefunction(fn),
+    )
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What a function is called in the trace."""
+    return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+
+
+def _texts(values: Collection[Any] | Any) -> list[str]:
+    """Every non-empty text in some values, longest first so that one that contains another goes as a whole."""
+    found: set[str] = set()
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            found.add(value)
+        elif isinstance(value, bytes):
+            found.add(value.decode("utf-8", "replace"))
+        elif isinstance(value, Mapping):
+            todo += list(value.values())
+        elif isinstance(value, list | tuple | set):
+            todo += list(value)
+        elif callable(reveal := getattr(value, "get_secret_value", None)):
+            todo.append(reveal())
+    return sorted((text for text in found if text), key=lambda text: (-len(text), text))

@@ -1,0 +1,219 @@
+"""Calls that wait for something outside the agent: a child task, a timer, a delivery, a person's answer.
+
+Each waits as a row, so it goes on after a restart, and gives its permit back meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from perdure import codec
+from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
+from perdure.errors import Error, Expired, NotFound, TaskCancelled, TaskFailed, TaskTimedOut
+from perdure.model.question import QuestionKind
+from perdure.model.step import Step, StepKind
+from perdure.model.task import Lane, Mode, Wait, WaitKind
+from perdure.runtime import calls, live
+from perdure.runtime.call import Call
+from perdure.states import QuestionStatus, TaskStatus
+from perdure.store import admission, messages, payloads, questions, steps, task_lists
+from perdure.store.database import Transaction
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+TIMED_OUT = {"perdure": "timeout"}
+
+
+async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
+    """Run an agent as a child task and take its outcome."""
+    arguments = bind_arguments(agent.definition.fn, agent.args, agent.kwargs)
+    call = Call(
+        kind=StepKind.CHILD,
+        name=agent.definition.name,
+        fn=agent.definition.fn,
+        input=arguments,
+        key=agent.options.key,
+        annotation=returns(agent.definition.fn),
+        tells_apart=False,
+    )
+
+    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
+        attempt.check_budget(call)
+        step = attempt.journal.step(
+            call, key=key, body=body, try_number=0 if record is None else record.try_number + (not record.is_open)
+        )
+        child_id = record.child_task_id if record is not None and record.is_open else None
+        if child_id is None:
+            new = new_task(agent, key=f"{key}~{step.try_number}")
+            admitted = await attempt.journal.write(admission.admit_children, attempt.journal.fence, [(step, new)])
+            child_id = admitted.tasks[0].id
+        await attempt.waits.until(Wait(WaitKind.CHILDREN, (child_id,), key))
+        return await _take_outcome(attempt, call, step, child_id)
+
+    return await calls.perform(attempt, call, run)
+
+
+async def sleep(attempt: Attempt, duration_s: float) -> None:
+    """Wait for some time, also across restarts."""
+    call = Call(
+        kind=StepKind.TIMER, name="sleep", fn=_nothing, input={"seconds": duration_s}, tells_apart=False
+    )
+
+    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
+        step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=duration_s)
+        await attempt.waits.until(Wait(WaitKind.TIMER, (), key, until_ms))
+        return await live.complete_call(attempt, call, step, None, begun=True)
+
+    await calls.perform(attempt, call, run)
+
+
+async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annotation: Any) -> Any:
+    """The oldest delivery under a name, also one that came first. Raises TimeoutError after `timeout_s`."""
+    call = Call(
+        kind=StepKind.RECEIVE, name="receive", fn=_nothing, input={"name": name}, annotation=annotation,
+        tells_apart=False,
+    )
+
+    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
+        until_ms: int | None = None
+        if timeout_s is None:
+            step, begun = attempt.journal.step(call, key=key, body=body), False
+        else:
+            step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=timeout_s)
+            begun = True
+        while True:
+            unread = await attempt.journal.read(messages.oldest_unread, attempt.task.id, name)
+            if unread is not None:
+                try:
+                    await attempt.journal.complete(
+                        step,
+                        steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n),
+                        begun=begun,
+                    )
+                except NotFound:
+                    continue  # Another receive of this task was faster.
+                return codec.decode(unread.payload, annotation=call.annotation)
+            if until_ms is not None and attempt.journal.store.clock.now_ms() >= until_ms:
+                late = TimeoutError(f"nothing was sent under {name!r} within {timeout_s:g} s")
+                return await live.fail_call(attempt, call, step, late, begun=begun)
+            await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key, until_ms))
+
+    return await calls.perform(attempt, call, run)
+
+
+async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | None, annotation: Any) -> Any:
+    """A person's answer. Raises Expired when nobody gave one in time."""
+    call = Call(
+        kind=StepKind.ANSWER, name="ask", fn=_nothing, input={"question": question, "to": to}, annotation=annotation,
+        to=to, tells_apart=False,
+    )
+
+    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
+        journal = attempt.journal
+        step = journal.step(call, key=key, body=body)
+        expires_at = None if expires_s is None else journal.store.clock.now_ms() + int(expires_s * 1000)
+        wanted = getattr(annotation, "__name__", str(annotation)) if annotation is not codec.ANY else "any"
+        asked = await journal.write(
+            questions.open_question,
+            journal.fence,
+            questions.NewQuestion(
+                QuestionKind.ASK,
+                question,
+                step_key=key,
+                to=to,
+                evidence=codec.pack(codec.evidence({"wants": wanted})),
+                digest=codec.digest(body),
+                expires_at_ms=expires_at,
+            ),
+        )
+        attempt.host.tell(asked)
+        while asked.status is QuestionStatus.OPEN:
+            await attempt.waits.until(Wait(WaitKind.QUESTION, (asked.id,), key))
+            asked = await journal.read(questions.get, asked.id)
+        if asked.status is not QuestionStatus.ANSWERED:
+            gone = Expired(f"nobody answered {asked.id} in time: {question}")
+            return await live.fail_call(attempt, call, step, gone, begun=False, question_id=asked.id)
+        value = await journal.read(_answer_of, asked.answer)
+        return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
+
+    return await calls.perform(attempt, call, run)
+
+
+def new_task(agent: AgentCall, *, key: str | None, lane: Lane = Lane.SUBAGENT) -> admission.NewTask:
+    """An agent with its arguments as a task to admit. Raises NotSerializable with the path to what cannot be stored."""
+    definition, options = agent.definition, agent.options
+    prompt = codec.encode(bind_arguments(definition.fn, agent.args, agent.kwargs))
+    deadline_at = deadline_ms = None
+    deadline = options.deadline if options.deadline is not None else definition.deadline_s
+    if isinstance(deadline, int | float):
+        deadline_ms = int(deadline * 1000)
+    elif deadline is not None:
+        deadline_at = instant_ms(deadline, "deadline")
+    return admission.NewTask(
+        agent=definition.name,
+        version=definition.version,
+        definition_hash=definition.definition_hash,
+        prompt=codec.pack(prompt),
+        work_digest=admission.work_digest(definition.name, prompt, item=options.item),
+        key=key,
+        mode=Mode.BACKGROUND if options.background else Mode.FOREGROUND,
+        lane=lane,
+        priority=options.priority,
+        delay_ms=int(options.delay_s * 1000),
+        deadline_at=deadline_at,
+        deadline_ms=deadline_ms,
+        risk=definition.risk,
+        resume=definition.resume,
+        budget=options.budget or definition.budget,
+        tags=options.tags,
+    )
+
+
+def failure(task_id: str, status: TaskStatus, error: Error | None) -> TaskFailed:
+    """Why a task has no result, as the error that whoever waits for it gets."""
+    error = error or Error("Unknown", "no error was recorded")
+    match status:
+        case TaskStatus.TIMED_OUT:
+            return TaskTimedOut(task_id, error)
+        case TaskStatus.CANCELLED:
+            return TaskCancelled(task_id, error)
+        case _:
+            return TaskFailed(task_id, error)
+
+
+async def _take_outcome(attempt: Attempt, call: Call, step: steps.NewStep, child_id: str) -> Any:
+    outcome = await attempt.journal.read(task_lists.outcome, child_id)
+    assert outcome is not None, child_id
+    if outcome.status is not TaskStatus.COMPLETED:
+        failed = failure(child_id, outcome.status, outcome.error)
+        return await live.fail_call(attempt, call, step, failed, begun=True)
+    assert outcome.result is not None, child_id
+    await attempt.journal.complete(
+        step, steps.Result(completed=True, output=codec.pack(outcome.result)), begun=True
+    )
+    return codec.decode(outcome.result, annotation=call.annotation)
+
+
+async def _begin_until(
+    attempt: Attempt, call: Call, *, key: str, record: Step | None, timeout_s: float
+) -> tuple[steps.NewStep, int]:
+    """A step that is on record with the moment until which it waits."""
+    if record is not None and record.is_open and record.payload is not None:
+        known = codec.decode(codec.unpack(bytes(record.payload), lambda _hashes: {}))
+        assert isinstance(known, Mapping), key
+        return attempt.journal.step(call, key=key, body=b"{}", try_number=record.try_number), int(known["until_ms"])
+    until_ms = attempt.journal.store.clock.now_ms() + int(timeout_s * 1000)
+    body = codec.evidence({**call.input, "until_ms": until_ms})
+    step = attempt.journal.step(call, key=key, body=body)
+    await attempt.journal.begin(step)
+    return step, until_ms
+
+
+def _answer_of(tx: Transaction, answer: bytes | None) -> Any:
+    return payloads.plain(tx, answer)
+
+
+async def _nothing() -> None:
+    return None

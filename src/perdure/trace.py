@@ -1,0 +1,108 @@
+"""A task's recorded history as a replay uses it: find a call by its key, tell what is left, notice drift. Pure.
+
+A key is the call's name, the digest of its input and an occurrence number among equal pairs, under the key of the
+call it was made in. So a recorded result is only ever given to the same call, in whatever order branches run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from perdure.model.step import Step
+
+ROOT = ""
+
+
+def call_key(parent: str, name: str, digest: str, occurrence: int) -> str:
+    """The key of a call by its input. Unique: digest and occurrence have a fixed form at the end."""
+    return f"{_scope(parent)}={name}:{digest}#{occurrence}"
+
+
+def named_key(parent: str, key: str, occurrence: int) -> str:
+    """The key of a call whose caller gave `key=`, which replaces name and digest."""
+    return f"{_scope(parent)}@{key}#{occurrence}"
+
+
+def scope_of(key: str) -> str:
+    """What distinguishes the parents of two calls, read off a key."""
+    return key[:17] if key[16:17] == "/" else ""
+
+
+def scope_under(parent: str) -> str:
+    """The scope of calls made inside the call with this key."""
+    return _scope(parent)
+
+
+def _scope(parent: str) -> str:
+    return "" if parent == ROOT else hashlib.sha256(parent.encode()).hexdigest()[:16] + "/"
+
+
+class Occurrences:
+    """Numbers equal calls of one attempt in the order they are made."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def number(self, parent: str, name: str, digest: str) -> int:
+        """0 for the first call of its kind, then 1, 2, …"""
+        place = (parent, name, digest)
+        self._counts[place] += 1
+        return self._counts[place] - 1
+
+
+class Records:
+    """The recorded steps of a task, by key; the newest try of each."""
+
+    def __init__(self, steps: Iterable[Step] = (), *, replay_from: int = 0) -> None:
+        self._by_key: dict[str, Step] = {}
+        self._unused: dict[tuple[str, str], dict[str, Step]] = defaultdict(dict)
+        self._under: dict[str, list[str]] = defaultdict(list)
+        for step in steps:
+            if step.key is None or step.step_index < replay_from:
+                continue
+            self._by_key[step.key] = step  # Tries come in order: the last one counts.
+        for key, step in self._by_key.items():
+            self._under[scope_of(key)].append(key)
+            self._unused[scope_of(key), step.name][key] = step
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def find(self, key: str) -> Step | None:
+        """The record of this call, or None. Looking does not use it up."""
+        return self._by_key.get(key)
+
+    def use(self, key: str) -> None:
+        """The record has answered its call; with it count as used the records of calls made inside it."""
+        step = self._by_key.get(key)
+        if step is None:
+            return
+        self._unused[scope_of(key), step.name].pop(key, None)
+        for inner in self._under.get(scope_under(key), ()):
+            self.use(inner)
+
+    def unused_of(self, parent: str, name: str) -> list[Step]:
+        """Records of this name under the same parent that no call has asked for yet: a sign of drift."""
+        return list(self._unused.get((scope_under(parent), name), {}).values())
+
+    def use_before(self, step_index: int) -> None:
+        """The agent went on from a checkpoint: what was recorded before it is not asked for again."""
+        for key, step in self._by_key.items():
+            if step.step_index < step_index and not step.is_in_doubt:
+                self.use(key)
+
+    def unused(self) -> Iterator[Step]:
+        """Every record that no call has asked for."""
+        for steps in self._unused.values():
+            yield from steps.values()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True once every record has been used: from here on everything is live."""
+        return not any(self._unused.values())
+
+    def in_doubt(self) -> list[Step]:
+        """Unused steps above low risk without an outcome, by index."""
+        return sorted((step for step in self.unused() if step.is_in_doubt), key=lambda step: step.step_index)

@@ -1,0 +1,189 @@
+"""One SQLite file and several processes: who holds the lock, who is stopped, and what a full disk does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import apsw
+import pytest
+
+from perdure.clock import FakeClock, SeededIds
+from perdure.errors import StoreBusy, StoreFull
+from perdure.settings import Settings
+from perdure.store import Store, open_store
+from perdure.store.database import ThreadWaiter
+from perdure.store.writer_lock import WriterLock
+from tests.children import Script, run_together
+from tests.rows import keys, put, put_body, put_twice
+
+_HOLDING = """
+import sys
+from perdure.store import open_store
+from tests.rows import put
+
+def hold(tx):
+    put(tx, "held")
+    print("holding", flush=True)
+    sys.stdin.readline()
+
+with open_store(sys.argv[1]) as store:
+    store.call(hold)
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def store(tmp_db: Path) -> Iterator[Store]:
+    """A store on a file that gives up early."""
+    with open_store(str(tmp_db), settings=Settings(busy_s=0.2), clock=FakeClock(), ids=SeededIds(1)) as store:
+        yield store
+
+
+def test_a_busy_store_names_the_stopped_process_that_holds_it_and_goes_on_when_it_does(
+    store: Store, tmp_db: Path
+) -> None:
+    with Script(_HOLDING, str(tmp_db)) as holder:
+        assert holder.hear() == "holding"
+        holder.stop()
+
+        with pytest.raises(StoreBusy, match="Wake or end that process") as busy:
+            store.call(put, "a")
+        assert (busy.value.holder_pid, busy.value.holder_stopped) == (holder.pid, True)
+        with pytest.raises(StoreBusy, match=f"process {holder.pid} "):
+            store.call(put_twice, "a")
+        assert store.read(keys) == []  # reading needs no lock
+
+        holder.go_on()
+        with pytest.raises(StoreBusy, match="look what that process does") as busy:
+            store.call(put, "a")
+        assert not busy.value.holder_stopped
+
+        holder.say()
+        assert holder.hear() == "done"
+        assert store.call(put, "a") == "a"
+        assert store.read(keys) == ["a", "held"]
+
+
+def test_a_killed_holder_leaves_neither_a_lock_nor_half_a_write(store: Store, tmp_db: Path) -> None:
+    with Script(_HOLDING, str(tmp_db)) as holder:
+        assert holder.hear() == "holding"
+        holder.kill()
+
+        assert store.call(put, "a") == "a"
+
+    assert store.read(keys) == ["a"]
+
+
+def test_a_program_that_locks_the_file_without_us_is_named_as_such(store: Store, tmp_db: Path) -> None:
+    other = apsw.Connection(str(tmp_db))
+    other.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(StoreBusy, match="another program"):
+        store.call(put, "a")
+
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.call(put, "a") == "a"
+
+
+def test_the_lock_excludes_after_a_wait_was_given_up(tmp_path: Path) -> None:
+    first, second = (WriterLock(tmp_path / "lock", busy_s=0.05) for _ in range(2))
+    for _ in range(8):
+        first.take()
+        with pytest.raises(StoreBusy):
+            second.take()  # its thread still waits
+        first.drop()
+
+        second.take()
+
+        with pytest.raises(StoreBusy):
+            first.take()
+        second.drop()
+    first.close()
+    second.close()
+
+
+def test_processes_that_write_at_once_share_the_file(tmp_db: Path) -> None:
+    open_store(str(tmp_db)).close()
+
+    def write(number: int) -> None:
+        with open_store(str(tmp_db)) as store:
+            for turn in range(20):
+                store.call(put_twice, f"{number}-{turn}")
+
+    assert run_together(4, write) == []
+
+    with open_store(str(tmp_db)) as store:
+        assert len(store.read(keys)) == 4 * 20 * 2
+
+
+@pytest.mark.parametrize("way", ["write", "write_softly"])
+def test_the_log_stays_below_its_cap(store: Store, tmp_db: Path, way: str) -> None:
+    body = os.urandom(1_000_000)
+    for number in range(90):
+        waiter: ThreadWaiter[None] = ThreadWaiter()
+        getattr(store.database, way)(partial(put_body, key=f"{number}", body=body), waiter)
+        waiter.wait()
+
+    log = tmp_db.with_name(f"{tmp_db.name}-wal")
+    assert log.stat().st_size < 70 << 20
+    store.close()
+    assert not log.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "tmpfs", str(folder)]
+    if mount is None or os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_an_error_and_the_store_goes_on_when_there_is_space(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    with open_store(str(small_disk / "agents.db"), clock=FakeClock(), ids=SeededIds(1)) as store:
+        for turn in range(3):
+            store.call(put, f"before-{turn}")
+            _fill(filler)
+
+            for number in range(3):
+                with pytest.raises(StoreFull, match="Free space, then go on"):
+                    store.call(put_body, f"{turn}-{number}", os.urandom(200_000))
+            assert f"before-{turn}" in store.read(keys)
+
+            filler.unlink()
+            store.call(put_body, f"{turn}-after", os.urandom(200_000))
+            store.call(put, f"after-{turn}")
+
+        assert len(store.read(keys)) == 6
+
+
+def test_opening_on_a_full_disk_is_an_error_and_works_when_there_is_space(small_disk: Path) -> None:
+    _fill(small_disk / "filler")
+
+    with pytest.raises(StoreFull):
+        open_store(str(small_disk / "agents.db"))
+
+    (small_disk / "filler").unlink()
+    with open_store(str(small_disk / "agents.db")) as store:
+        assert store.call(put, "a") == "a"
+
+
+def _fill(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return  # Full, as it should be.
