@@ -163,15 +163,15 @@ class World:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def begin(self, claim: Claim, key: str, **fields: Any) -> int:
+    def begin(self, claim: Claim, key: str, **fields: Any) -> steps.Written:
         """Put the intent of a call on record."""
         return self.store.call(steps.begin, claim.fence, new_step(key, **fields))
 
-    def end_step(self, claim: Claim, key: str, result: steps.Result | None = None, **fields: Any) -> int:
+    def end_step(self, claim: Claim, key: str, result: steps.Result | None = None, **fields: Any) -> steps.Written:
         """Put the outcome of a call that was begun on record."""
         return self.store.call(steps.complete, claim.fence, new_step(key, **fields), result or done(), begun=True)
 
-    def record(self, claim: Claim, key: str, result: steps.Result | None = None, **fields: Any) -> int:
+    def record(self, claim: Claim, key: str, result: steps.Result | None = None, **fields: Any) -> steps.Written:
         """Record a call at its completion: begun and ended at once, as low risk is."""
         step = new_step(key, **fields)
         return self.store.call(steps.complete, claim.fence, step, result or done(), begun=False)

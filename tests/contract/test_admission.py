@@ -10,6 +10,8 @@ import pytest
 
 from perdure import codec
 from perdure.errors import BadInput, KeyConflict, LeaseLost, NotFound, Refused
+from perdure.model.instance import InstanceType
+from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Lane, Mode, Usage
@@ -69,7 +71,7 @@ def test_every_admission_raises_the_revision_of_its_session(world: World) -> Non
 def test_a_deadline_is_kept_whether_given_as_an_instant_or_from_now(world: World, relative: bool) -> None:
     now = world.clock.now_ms()
 
-    task = world.admit(**({"deadline_ms": 1000} if relative else {"deadline_at": now + 1000}))
+    task = world.admit(deadline_ms=1000) if relative else world.admit(deadline_at=now + 1000)
 
     assert task.deadline_at == now + 1000
 
@@ -250,11 +252,11 @@ DOORS: dict[str, Callable[[World, Claim, str], object]] = {
     "key": lambda world, _, text: _admit(world, new_task(key=text)),
     "session": lambda world, _, text: _admit(world, new_task(session_id=text)),
     "forked_from": lambda world, _, text: _admit(world, new_task(forked_from=text)),
-    "child key": lambda world, claim, text: _children(world, claim, text),
+    "child key": _children,
     "step key": lambda world, claim, text: world.begin(claim, text * 2),
     "step key at once": lambda world, claim, text: world.record(claim, text * 2),
     "message key": lambda world, claim, text: world.store.call(
-        messages.append, claim.fence, messages.NewMessage("user", b'"hi"'), step_key=text * 2
+        messages.append, claim.fence, NewMessage("user", b'"hi"'), step_key=text * 2
     ),
     "checkpoint key": lambda world, claim, text: world.store.call(
         messages.save_checkpoint, claim.fence, packed(1), step_key=text * 2
@@ -268,7 +270,7 @@ DOORS: dict[str, Callable[[World, Claim, str], object]] = {
     "worker": lambda world, _, text: world.store.call(
         instances.register,
         instance_id=text,
-        type=instances.InstanceType.EXECUTOR,
+        type=InstanceType.EXECUTOR,
         host="h",
         boot_id="b",
         pid=1,
@@ -306,7 +308,7 @@ TEXT_DOORS: dict[str, Callable[[World, Claim, str], object]] = {
         steps.note, claim.fence, [Note("reasoning", b"{}", name=text)], risk_seen="low"
     ),
     "role": lambda world, claim, text: world.store.call(
-        messages.append, claim.fence, messages.NewMessage(text, b"1"), step_key="k"
+        messages.append, claim.fence, NewMessage(text, b"1"), step_key="k"
     ),
     "question": lambda world, claim, text: world.ask(claim, text=text),
     "asked person": lambda world, claim, text: world.ask(claim, to=text),
@@ -332,7 +334,7 @@ def test_payloads_hold_what_no_column_of_text_can(world: World) -> None:
     nasty = {"a\x00b": ["\x00", "\u2028", "'; drop table tasks;--", "%s %(x)s :id {now}"]}
     claim = world.start(work=nasty, metadata=nasty, tags={"t": "\x00"})
     world.record(claim, "k", done(nasty))
-    reasoning = messages.NewMessage("assistant", codec.encode(nasty), reasoning="so\x00so")
+    reasoning = NewMessage("assistant", codec.encode(nasty), reasoning="so\x00so")
     world.store.call(messages.append, claim.fence, reasoning, step_key="m")
     asked = world.ask(claim, evidence=packed(nasty))
     world.store.call(messages.emit_owned, claim.fence, "my kind", nasty)

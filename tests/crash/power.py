@@ -106,8 +106,9 @@ class _Vfs(apsw.VFS):
         self._disk.call(writes=False)
         self._disk.files.pop(filename, None)
 
-    def excepthook(self, _type: object, _error: object, _traceback: object) -> None:
-        """Where SQLite goes on after an error, the test sees it in what it does."""
+    def excepthook(self, etype: object, evalue: object, etraceback: object) -> bool:
+        """Say nothing where SQLite goes on after an error: the test sees it in what SQLite does."""
+        return True
 
     def xOpen(  # type: ignore[override]  # apsw takes whatever has the methods; its own class opens a real file
         self, name: str | apsw.URIFilename | None, flags: list[int]
@@ -168,8 +169,8 @@ class _OpenFile:
     def xClose(self) -> None:
         return None
 
-    def excepthook(self, _type: object, _error: object, _traceback: object) -> None:
-        """As above."""
+    def excepthook(self, etype: object, evalue: object, etraceback: object) -> bool:
+        return True
 
 
 def _put(image: bytearray, offset: int, data: bytes) -> None:

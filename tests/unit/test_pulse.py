@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from perdure import codec
 from perdure.clock import FakeClock
 from perdure.errors import CommitUnknown, InvariantError, LeaseLost, StoreBusy
 from perdure.model.event import Event, EventKind
-from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
+from perdure.runtime.pulse import PULSE_LIMIT_BYTES, Dropped, Pack, PulseBuffer, PulseFlusher
 
 
 def add(buffer: PulseBuffer, text: object, *, task: str = "t", execution: str = "e", after: int = 3) -> None:
@@ -83,19 +84,20 @@ def test_a_body_is_the_canonical_json_of_what_it_says() -> None:
     assert pack.packed == codec.pack(codec.encode(events(pack))).blob
 
 
-@pytest.mark.parametrize("size", [1, 250, 3_000, 100_000])
+@pytest.mark.parametrize("size", [1, 250, 3_150, 3_250, 3_750, 100_000])
 def test_no_pack_needs_parts_whatever_is_streamed(size: int) -> None:
     buffer = PulseBuffer()
     kind = "\x01" * 200
+    noise = Random(7).randbytes(50_000).hex()  # Text that no compression makes small.
     for number in range(100):
-        buffer.add("t", execution_id="e", after_seq=1, kind=kind, payload={"n": number, "text": "\x01" * size})
+        buffer.add("t", execution_id="e", after_seq=1, kind=kind, payload={"n": number, "text": noise[:size]})
 
     packs = buffer.take(100)
 
     seen = [event for pack in packs for event in events(pack)]
     assert len(seen) == 100
     assert {event["kind"] for event in seen} == {kind[:100]}
-    assert size > 500 or [event["payload"]["n"] for event in seen] == list(range(100))
+    assert size > PULSE_LIMIT_BYTES or [event["payload"]["n"] for event in seen] == list(range(100))
 
 
 def test_a_value_without_encoding_is_marked_and_not_raised() -> None:
@@ -132,7 +134,7 @@ def test_losses_are_counted_for_each_attempt_and_merge_with_those_put_back() -> 
 
 
 def test_a_loss_says_count_and_range() -> None:
-    assert Dropped("t", "e", 2, 10, 11).payload() == {"count": 2, "first_after_seq": 10, "last_after_seq": 11}
+    assert Dropped("t", "e", 2, 10, 11).payload == {"count": 2, "first_after_seq": 10, "last_after_seq": 11}
 
 
 def test_a_task_that_floods_does_not_keep_the_others_waiting() -> None:
@@ -144,6 +146,20 @@ def test_a_task_that_floods_does_not_keep_the_others_waiting() -> None:
     taken = [texts(buffer.take(4)) for _ in range(3)]
 
     assert taken == [[0, 1, 2, 3], ["quiet", 4, 5, 6], [7, 8, 9]]
+
+
+def test_the_listener_is_rung_for_the_first_pulse_and_for_a_batch_and_not_by_a_full_buffer() -> None:
+    buffer = PulseBuffer(3)
+    rung_at: list[int] = []
+    stop = buffer.listen(lambda: rung_at.append(len(buffer)), at=3)
+
+    for number in range(10):
+        add(buffer, number)
+    stop()
+    buffer.take(10)
+    add(buffer, 0)
+
+    assert rung_at == [1, 3]
 
 
 def test_many_threads_lose_and_double_nothing() -> None:
@@ -264,7 +280,7 @@ class Hands:
     async def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), timeout=30)
+            await asyncio.wait_for(self._changed.wait(), timeout=20)
 
 
 class Rig:
@@ -338,6 +354,8 @@ async def test_a_pulse_from_a_thread_wakes_the_flusher(rig: Rig) -> None:
         for number in range(3):
             add(rig.buffer, number)
 
+    # Makes the loop refuse whatever is not safe to do from another thread.
+    asyncio.get_running_loop().set_debug(True)
     await asyncio.to_thread(stream)
 
     await rig.hands.until(lambda: bool(rig.hands.written))
@@ -428,6 +446,20 @@ async def test_a_loss_that_could_not_be_told_is_told_later_with_the_next(rig: Ri
     assert rig.hands.told == [Dropped("t", "e", 3, 3, 9)]
 
 
+async def test_a_loss_that_could_not_be_told_is_told_even_if_nothing_more_is_streamed(rig: Rig) -> None:
+    rig.hands.telling_error = StoreBusy("busy")
+    for number in range(12):
+        add(rig.buffer, number)
+    await rig.hands.until(lambda: bool(rig.hands.written))
+    await rig.settle()
+    rig.hands.telling_error = None
+
+    await rig.hands.fire()
+    await rig.hands.until(lambda: bool(rig.hands.told))
+
+    assert rig.hands.told == [Dropped("t", "e", 2, 3, 3)]
+
+
 async def test_a_loss_of_an_attempt_that_has_ended_is_forgotten(rig: Rig) -> None:
     rig.hands.telling_error = LeaseLost("ended")
     for number in range(12):
@@ -448,7 +480,7 @@ async def test_closing_stores_what_is_there_and_ends_the_run(rig: Rig) -> None:
 
     assert left == 0
     assert texts(rig.hands.written) == [0, 1]
-    await asyncio.wait_for(rig.task, timeout=30)
+    await asyncio.wait_for(rig.task, timeout=20)
     assert await rig.flusher.close() == 0
 
 
@@ -503,7 +535,7 @@ async def test_an_error_that_is_no_store_error_reaches_the_owner(rig: Rig) -> No
         add(rig.buffer, number)
 
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(rig.task, timeout=30)
+        await asyncio.wait_for(rig.task, timeout=20)
 
 
 async def test_a_buffer_has_one_flusher(rig: Rig) -> None:

@@ -151,6 +151,7 @@ class Attempt:
         self._stand_ins: dict[int, tuple[BaseException, int, bool]] = {}
         self._loop = asyncio.get_running_loop()
         self._budget = Budget.from_json(json.loads(claim.input.budget))
+        self._has_limits = self._budget != Budget()
         self._spent = Usage(
             claim.task.prompt_tokens, claim.task.completion_tokens, claim.task.cost, claim.task.tool_calls,
             claim.task.iterations,
@@ -393,7 +394,7 @@ class Attempt:
 
     def check_budget(self, call: Call) -> None:
         """Refuse a call for which nothing is left. Raises BudgetExceeded; uncaught, it fails the task."""
-        if call.kind not in (StepKind.MODEL_CALL, StepKind.TOOL_CALL):
+        if not self._has_limits or call.kind not in (StepKind.MODEL_CALL, StepKind.TOOL_CALL):
             return
         spent = Spent(
             tokens=self._spent.prompt_tokens + self._spent.completion_tokens,

@@ -117,7 +117,6 @@ async def _with_retries(attempt: Attempt, call: Call, scope: ambient.Scope) -> A
     """Run the function; again for errors that another try may mend, as far as its risk allows."""
     settings = attempt.host.settings
     retries = settings.call_retries if call.retries is None else call.retries
-    policy = RetryPolicy(retries=retries)
     for number in range(retries + 1):
         try:
             return await _run(attempt, call, scope)
@@ -132,6 +131,7 @@ async def _with_retries(attempt: Attempt, call: Call, scope: ambient.Scope) -> A
             failed = exc
         # From high up an exception is the outcome, unless the tool says that nothing happened.
         may_repeat = call.risk < Risk.HIGH or isinstance(failed, NotApplied)
+        policy = RetryPolicy(retries=retries)
         kind = ErrorClass.RETRIABLE if isinstance(failed, NotApplied) else classify(failed)
         if not may_repeat or call.kind is StepKind.VALUE or not should_retry(policy, kind, number):
             raise failed

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -300,6 +301,7 @@ def _has_lock_open(pid: int, path: Path, slot: int) -> bool:
 # -- the kernel -----------------------------------------------------------------------------
 
 
+@cache  # It cannot change while a process lives, and asking costs a subprocess on macOS.
 def _boot_id() -> str:
     try:
         if not _IS_MACOS:

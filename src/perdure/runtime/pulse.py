@@ -57,6 +57,7 @@ class Dropped:
     first_after_seq: int
     last_after_seq: int
 
+    @property
     def payload(self) -> dict[str, int]:
         """What the skeleton event `pulses_dropped` says."""
         return {"count": self.count, "first_after_seq": self.first_after_seq, "last_after_seq": self.last_after_seq}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from perdure import codec
-from perdure.errors import LeaseLost, NotFound
+from perdure.errors import Damaged, LeaseLost, NotFound
 from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Fence, Usage
@@ -143,7 +143,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
     first_seq = seq - own_seqs - told - len(notes) + 1
     index = count - own_records - len(notes)
     if begun:
-        changed = tx.run(
+        row = tx.one(
             Q.end,
             task=n,
             key=step.key,
@@ -156,10 +156,11 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
             completion_tokens=min(result.usage.completion_tokens, _INT64_MAX),
             cost=result.usage.cost,
         )
-        if changed != 1:
+        if row is None:
             raise LeaseLost(
                 f"the outcome of step {step.key} is on record already; nothing was changed", task_id=fence.task_id
             )
+        index = row[0]
     else:
         _insert(
             tx, n, step, attempt=attempt, step_index=index, started_seq=first_seq, ended_seq=first_seq + 1,
@@ -210,6 +211,11 @@ def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
     Raises Damaged when an output cannot be read or a record is missing.
     """
     rows = tx.all(Q.trace, id=task_id, from_index=from_index, limit=_TRACE_LIMIT)
+    wanted = range(from_index, task_ops.get(tx, task_id).step_count)
+    found = [row[1] for row in rows]
+    if found != list(wanted):
+        missing = sorted(set(wanted) - set(found))
+        raise Damaged(f"the trace of task {task_id} is not whole: {len(missing)} records are missing, {missing[:10]}")
     steps = tuple(_unpacked(tx, Step.from_row(row)) for row in rows)
     keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id))
     return Trace(steps, keys)

@@ -21,6 +21,7 @@ UPDATE steps
 SET outcome = :outcome, output = :output, ended_seq = :ended_seq, ended_at = {now}, attempt = :attempt,
     prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, cost = :cost
 WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
+RETURNING step_index
 
 -- name: begin_again
 UPDATE steps
