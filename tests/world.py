@@ -155,6 +155,10 @@ class World:
         """End an owned task with an error."""
         self.store.call(ends.fail, claim.fence, error)
 
+    def end(self, task_id: str, verb: str) -> bool:
+        """Cancel a task or time it out, as anybody may."""
+        return self.store.call(ends.cancel if verb == "cancel" else ends.time_out, task_id)
+
     def interrupt(self, claim: Claim, *, trace_error: str = "") -> None:
         """End an attempt that has no outcome."""
         assert self.store.call(

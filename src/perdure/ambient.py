@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from perdure.errors import NoTaskContext, NotInTask
 
 if TYPE_CHECKING:
-    from perdure.definitions import AgentCall, ToolCall
+    from perdure.callables import AgentCall, ToolCall
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,15 +7,32 @@ them. Outside a task it simply runs. Inside one it hands itself to the attempt t
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from perdure import ambient
+from perdure.callables import (
+    Agent,
+    AgentCall,
+    AgentDecorator,
+    AgentDefinition,
+    AgentOptions,
+    AnyTool,
+    Bound,
+    CallOptions,
+    Duration,
+    RiskWord,
+    Startable,
+    SyncAgent,
+    Tool,
+    ToolCall,
+    ToolDecorator,
+    ToolDefinition,
+)
 from perdure.codec import ANY
 from perdure.errors import BadInput, WrongThread
 from perdure.policy.budget import Budget
@@ -24,221 +41,44 @@ from perdure.policy.risk import Risk
 
 P = ParamSpec("P")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
-Duration = float | timedelta
-RiskWord = Literal["low", "medium", "high", "critical"]
 MARK = "__perdure__"
 
-
-# -- what is known of a callable ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AgentDefinition:
-    """An agent: a named function with options."""
-
-    name: str
-    fn: Callable[..., Any]
-    version: str = ""
-    risk: Risk = Risk.LOW
-    resume: Literal["auto", "ask"] = "auto"
-    budget: Budget = field(default_factory=Budget)
-    deadline_s: float | None = None
-    retries: int = 3
-    drift: Literal["ask", "error"] = "ask"
-
-    @property
-    def is_async(self) -> bool:
-        """Whether it runs on the event loop; others get a thread of their own."""
-        return inspect.iscoroutinefunction(self.fn)
-
-    @property
-    def definition_hash(self) -> str:
-        """Digest of its code, stored with each task it runs."""
-        code = getattr(self.fn, "__code__", None)
-        seed = b"" if code is None else code.co_code + repr(code.co_names).encode()
-        return hashlib.sha256(seed).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ToolDefinition:
-    """A tool: a function that may change the world, with what its author promises of it."""
-
-    name: str
-    fn: Callable[..., Any]
-    risk: Risk | Callable[..., str] = Risk.HIGH
-    idempotent: bool = False
-    approve: bool | Callable[..., bool] = False
-    to: str = ""
-    reconcile: Callable[..., Any] | None = None
-    timeout_s: float | None = None
-    retries: int | None = None
-    ambiguous: tuple[type[BaseException], ...] = ()
-    secret: tuple[str, ...] = ()
-
-    @property
-    def is_async(self) -> bool:
-        """Whether it runs on the event loop; others run in threads."""
-        return inspect.iscoroutinefunction(self.fn)
-
-    def risk_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Risk:
-        """The risk of one call. Raises BadInput for an unknown word, and for medium without `idempotent=True`."""
-        risk = self.risk if isinstance(self.risk, Risk) else Risk.parse(self.risk(*args, **kwargs))
-        if risk is Risk.MEDIUM and not self.idempotent:
-            raise BadInput(
-                f"{self.name} is medium risk without idempotent=True: say that one token has one effect, or declare "
-                "it high",
-                field="risk",
-            )
-        return risk
-
-
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """What a caller asks of one task."""
-
-    key: str | None = None
-    background: bool = False
-    deadline: float | datetime | None = None
-    delay_s: float = 0.0
-    budget: Budget | None = None
-    priority: int = 0
-    item: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """What a caller asks of one call."""
-
-    key: str | None = None
-    timeout_s: float | None = None
-    retries: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AgentCall:
-    """An agent with its arguments, about to become a task."""
-
-    definition: AgentDefinition
-    options: AgentOptions
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool with its arguments, about to run."""
-
-    definition: ToolDefinition
-    options: CallOptions
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-class Bound(Generic[R_co]):
-    """An agent or a tool with its arguments, not started yet: `agent.bind(…)`."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: AgentCall | ToolCall) -> None:
-        self.call = call
-
-
-# -- types of the decorated functions -------------------------------------------------------
-
-
-class Tool(Protocol[P, R_co]):
-    """A decorated tool: the function itself, with options."""
-
-    @property
-    def __name__(self) -> str: ...
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    def options(
-        self, *, key: str | None = None, timeout: Duration | None = None, retries: int | None = None
-    ) -> Tool[P, R_co]:
-        """The same tool with a key, a timeout (seconds) or other retries for its next call."""
-        ...
-
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[Any]:
-        """The tool with arguments, for `perdure.sync.gather`."""
-        ...
-
-
-AnyTool = Tool[..., Any]
-
-
-class Agent(Protocol[P, R_co]):
-    """A decorated asynchronous agent."""
-
-    @property
-    def __name__(self) -> str: ...
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> typing.Coroutine[Any, Any, R_co]: ...
-    def options(
-        self,
-        *,
-        key: str | None = None,
-        background: bool = False,
-        deadline: Duration | datetime | None = None,
-        delay: Duration | None = None,
-        budget: Budget | None = None,
-        priority: int | None = None,
-        item: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> Agent[P, R_co]:
-        """The same agent with options for its next task. Durations in seconds, instants aware."""
-        ...
-
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R_co]:
-        """The agent with arguments, not started yet."""
-        ...
-
-
-class SyncAgent(Protocol[P, R_co]):
-    """A decorated synchronous agent."""
-
-    @property
-    def __name__(self) -> str: ...
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    def options(
-        self,
-        *,
-        key: str | None = None,
-        background: bool = False,
-        deadline: Duration | datetime | None = None,
-        delay: Duration | None = None,
-        budget: Budget | None = None,
-        priority: int | None = None,
-        item: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> SyncAgent[P, R_co]:
-        """The same agent with options for its next task."""
-        ...
-
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R_co]:
-        """The agent with arguments, not started yet."""
-        ...
-
-
-class Startable(Protocol[P, R_co]):
-    """Anything that can become a task: an asynchronous or a synchronous agent."""
-
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R_co]: ...
-
-
-class _AgentDecorator(Protocol):
-    @overload
-    def __call__(self, fn: Callable[P, typing.Coroutine[Any, Any, R]], /) -> Agent[P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[P, R], /) -> SyncAgent[P, R]: ...
+__all__ = [
+    "MARK",
+    "Agent",
+    "AgentCall",
+    "AgentDefinition",
+    "AgentOptions",
+    "AnyTool",
+    "Bound",
+    "CallOptions",
+    "Duration",
+    "RiskWord",
+    "Startable",
+    "SyncAgent",
+    "Tool",
+    "ToolCall",
+    "ToolDefinition",
+    "agent",
+    "bind_arguments",
+    "call_of",
+    "definition_of",
+    "hints",
+    "instant_ms",
+    "is_agent_call",
+    "returns",
+    "seconds",
+    "tool",
+    "unbind_arguments",
+]
 
 
 # -- the decorators -------------------------------------------------------------------------
 
 
 @overload
-def agent(fn: Callable[P, typing.Coroutine[Any, Any, R]], /) -> Agent[P, R]: ...
+def agent(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Agent[P, R]: ...
 @overload
 def agent(fn: Callable[P, R], /) -> SyncAgent[P, R]: ...
 @overload
@@ -252,7 +92,7 @@ def agent(
     deadline: Duration | None = None,
     retries: int = 3,
     drift: Literal["ask", "error"] = "ask",
-) -> _AgentDecorator: ...
+) -> AgentDecorator: ...
 def agent(
     fn: Any = None,
     /,
@@ -312,7 +152,7 @@ def tool(
     ambiguous: tuple[type[BaseException], ...] = (),
     name: str | None = None,
     secret: Sequence[str] = (),
-) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+) -> ToolDecorator: ...
 def tool(
     fn: Any = None,
     /,
@@ -349,7 +189,7 @@ def tool(
             None if timeout is None else seconds(timeout, "timeout"),
             None if retries is None else _count(retries, "retries"),
             tuple(ambiguous),
-            tuple(secret),
+            (secret,) if isinstance(secret, str) else tuple(secret),
         )
         _check_tool(definition)
         return _wrap_tool(definition, CallOptions())
@@ -429,7 +269,7 @@ def returns(fn: Callable[..., Any]) -> Any:
 
 def seconds(duration: Duration, name: str) -> float:
     """A duration as seconds. Raises BadInput for what is none."""
-    value = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    value: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e11:
         raise BadInput(f"{name} is {duration!r}; give seconds, not below 0, or a timedelta", field=name)
     return float(value)
@@ -465,11 +305,8 @@ def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
             scope = ambient.scope()
             if scope is None:
                 return fn(*args, **kwargs)
-            if scope.runner.is_on_loop:
-                raise WrongThread(f"{definition.name} blocks: on the event loop write await perdure.call({definition.name}, …)")
-            return scope.runner.block_on(
-                lambda: scope.runner.call_agent(AgentCall(definition, options, args, kwargs))
-            )
+            _refuse_on_loop(scope, definition.name)
+            return scope.runner.block_on(lambda: scope.runner.call_agent(AgentCall(definition, options, args, kwargs)))
 
         wrapped = call_sync
 
@@ -540,10 +377,7 @@ def _wrap_tool(definition: ToolDefinition, options: CallOptions) -> Any:
             if scope is None:
                 _refuse_lost(definition, args, kwargs)
                 return fn(*args, **kwargs)
-            if scope.runner.is_on_loop:
-                raise WrongThread(
-                    f"{definition.name} blocks: on the event loop write await perdure.call({definition.name}, …)"
-                )
+            _refuse_on_loop(scope, definition.name)
             return scope.runner.block_on(lambda: scope.runner.call_tool(ToolCall(definition, options, args, kwargs)))
 
         wrapped = call_sync
@@ -552,9 +386,7 @@ def _wrap_tool(definition: ToolDefinition, options: CallOptions) -> Any:
         bind_arguments(fn, args, kwargs)
         return Bound(ToolCall(definition, options, args, kwargs))
 
-    def with_options(
-        *, key: str | None = None, timeout: Duration | None = None, retries: int | None = None
-    ) -> Any:
+    def with_options(*, key: str | None = None, timeout: Duration | None = None, retries: int | None = None) -> Any:
         return _wrap_tool(
             definition,
             CallOptions(
@@ -574,7 +406,14 @@ def _refuse_lost(definition: ToolDefinition, args: Sequence[Any], kwargs: Mappin
         ambient.running_attempts.refuse_lost(definition.name)
 
 
+def _refuse_on_loop(scope: ambient.Scope, name: str) -> None:
+    if scope.runner.is_on_loop:
+        raise WrongThread(f"{name} blocks: on the event loop write await perdure.call({name}, …)")
+
+
 def _check_function(fn: object, what: str) -> None:
+    if definition_of(fn) is not None:
+        raise BadInput(f"{_called(fn)} is decorated already; decorate the plain function", field="fn")
     if not inspect.isfunction(fn) and not inspect.ismethod(fn):
         raise BadInput(
             f"@{what} decorates functions, not {type(fn).__name__}: frameworks inspect what it gives back", field="fn"
@@ -584,6 +423,16 @@ def _check_function(fn: object, what: str) -> None:
 
 
 def _check_tool(definition: ToolDefinition) -> None:
+    if not isinstance(definition.risk, Risk) and not callable(definition.risk):
+        raise BadInput(
+            f"risk is {definition.risk!r}; give a word, or a function of the arguments that returns one", field="risk"
+        )
+    if definition.reconcile is not None and not callable(definition.reconcile):
+        raise BadInput(f"reconcile is {definition.reconcile!r}; give a function of the doubt", field="reconcile")
+    listed: Sequence[object] = definition.ambiguous
+    for error in listed:
+        if not isinstance(error, type) or not issubclass(error, BaseException):
+            raise BadInput(f"ambiguous holds {error!r}; list classes of exceptions", field="ambiguous")
     if definition.risk is Risk.MEDIUM:
         definition.risk_of((), {})
     if definition.risk is Risk.CRITICAL and definition.reconcile is not None:
@@ -594,7 +443,7 @@ def _check_tool(definition: ToolDefinition) -> None:
             raise BadInput(f"{definition.name} has no parameter {name!r} to keep secret", field="secret")
 
 
-def _count(value: int, name: str) -> int:
+def _count(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1000:
         raise BadInput(f"{name} is {value!r}; give a whole number from 0 to 1000", field=name)
     return value
@@ -609,4 +458,4 @@ def _has_signature(fn: Callable[..., Any]) -> bool:
 
 
 def _called(thing: object) -> str:
-    return getattr(thing, "__qualname__", None) or type(thing).__name__
+    return str(getattr(thing, "__qualname__", type(thing).__name__))

@@ -10,7 +10,8 @@ import pytest
 from perdure import codec
 from perdure.errors import Damaged, LeaseLost, NotFound, StoreError
 from perdure.model.message import NewMessage
-from perdure.model.step import Note, StepKind
+from perdure.model.question import QuestionKind
+from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Claim, Fence, Usage, Wait, WaitKind
 from perdure.store import admission, ends, events, messages, questions, steps, tasks
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
@@ -18,7 +19,7 @@ from tests.world import BOOM, World, done, new_step, new_task, packed, stale, ti
 MAX = (1 << 63) - 1
 
 
-def _trace(world: World, claim: Claim) -> tuple[steps.Step, ...]:
+def _trace(world: World, claim: Claim) -> tuple[Step, ...]:
     return world.store.read(steps.trace, claim.task.id).steps
 
 
@@ -198,7 +199,7 @@ WRITES: dict[str, Callable[[World, Fence], object]] = {
         messages.add_artifact, fence, name="a", content=packed("x"), media_type="text/plain", size=1
     ),
     "question": lambda world, fence: world.store.call(
-        questions.open_question, fence, questions.NewQuestion(questions.QuestionKind.ASK, "?", packed({}))
+        questions.open_question, fence, questions.NewQuestion(QuestionKind.ASK, "?", packed({}))
     ),
     "child": lambda world, fence: world.store.call(
         admission.admit_children, fence, [(new_step("new", kind=StepKind.CHILD), new_task(key="new"))]
@@ -340,7 +341,7 @@ def test_a_delivery_is_taken_by_one_step(world: World) -> None:
 
 def test_an_approval_is_used_up_by_the_begin_it_allows(world: World) -> None:
     claim = world.start()
-    asked = world.ask(claim, questions.QuestionKind.CALL, step_key="pay")
+    asked = world.ask(claim, QuestionKind.CALL, step_key="pay")
     world.store.call(questions.approve, asked.id, by="ada")
     assert world.store.read(questions.live_for_step, claim.task.id, "call", "pay") is not None
 

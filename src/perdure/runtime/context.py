@@ -1,4 +1,4 @@
-"""What agent code sees: `perdure.model`, `read`, `step`, `call`, `gather`, `sleep`, `ask` and the rest.
+"""What agent code sees beside its calls (`verbs`): waiting, values that repeat, telling, and the present task.
 
 Outside a task the calls just run, the tellers do nothing, and what needs a task raises NotInTask.
 """
@@ -6,149 +6,35 @@ Outside a task the calls just run, the tellers do nothing, and what needs a task
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import uuid as _uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from perdure import ambient, codec, definitions
+from perdure import ambient, codec
 from perdure.ambient import carry
-from perdure.definitions import AgentCall, Bound, CallOptions, Duration, ToolCall, call_of, seconds
+from perdure.definitions import Duration, seconds
 from perdure.errors import BadInput
 from perdure.model.event import EventKind
 from perdure.model.message import NewMessage
 from perdure.model.step import StepKind
 from perdure.policy.budget import Budget
-from perdure.policy.risk import Risk
 from perdure.runtime import calls, durable
-from perdure.runtime.call import Call, from_function, name_of
-from perdure.runtime.waits import gather_group
+from perdure.runtime.call import Call
+from perdure.runtime.verbs import call, gather, here, model, read, step
 from perdure.store import messages, payloads, steps
 from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
-
 
 
 def _attempt(what: str) -> Attempt:
     return cast("Attempt", ambient.require(what).runner)
-
-
-def _here() -> Attempt | None:
-    scope = ambient.scope()
-    return None if scope is None else cast("Attempt", scope.runner)
-
-
-# -- calls without a declaration ------------------------------------------------------------
-
-
-class Recorded:
-    """`model`, `read` or `step`: a verb for a call that nobody declared as a tool."""
-
-    def __init__(self, kind: StepKind, risk: Risk, *, named: bool, key: str | None = None) -> None:
-        self._kind, self._risk, self._named, self._key = kind, risk, named, key
-
-    def options(self, *, key: str) -> Recorded:
-        """The same verb with a key, which replaces name and input when the record is looked for."""
-        return Recorded(self._kind, self._risk, named=self._named, key=key)
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        name, fn, args = self._take(args)
-        attempt = _here()
-        if attempt is None:
-            if self._risk is not Risk.LOW:
-                ambient.running_attempts.refuse_lost(name)
-            return await _plain(fn, args, kwargs)
-        declared = definitions.definition_of(fn)
-        if isinstance(declared, definitions.ToolDefinition):
-            return await call(fn, *args, **kwargs)
-        described = from_function(self._kind, fn, args, kwargs, name=name, risk=self._risk, key=self._key)
-        return await calls.perform(attempt, described)
-
-    def _take(self, args: tuple[Any, ...]) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
-        if self._named:
-            if len(args) < 2 or not isinstance(args[0], str) or not callable(args[1]):
-                raise BadInput("give a name, then a function, then its arguments", field="name")
-            return args[0], args[1], args[2:]
-        if not args or not callable(args[0]):
-            raise BadInput("give a function, then its arguments", field="fn")
-        return name_of(args[0]), args[0], args[1:]
-
-
-model = Recorded(StepKind.MODEL_CALL, Risk.LOW, named=False)
-read = Recorded(StepKind.TOOL_CALL, Risk.LOW, named=True)
-step = Recorded(StepKind.TOOL_CALL, Risk.HIGH, named=True)
-
-
-async def call(tool: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a tool or an agent of either kind: a synchronous tool runs in a thread. The way to call it on the loop."""
-    bound = call_of(tool, args, kwargs)
-    attempt = _here()
-    if attempt is None:
-        if isinstance(bound, ToolCall) and bound.definition.risk_of(args, kwargs) is not Risk.LOW:
-            ambient.running_attempts.refuse_lost(bound.definition.name)
-        return await _plain(bound.definition.fn, bound.args, bound.kwargs)
-    if isinstance(bound, AgentCall):
-        return await attempt.call_agent(bound)
-    return await attempt.call_tool(bound)
-
-
-async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = False) -> list[Any]:
-    """Run everything at once, wait for all, and return the results in order.
-
-    If any failed, raises an ExceptionGroup of what failed, after all have ended; with `return_exceptions` errors
-    stand among the results.
-    """
-    group = object()
-    loop = asyncio.get_running_loop()
-    tasks: list[asyncio.Future[Any]] = []
-    for awaitable in aws:
-        one = _start(awaitable) if isinstance(awaitable, Bound) else awaitable
-        context = contextvars.copy_context()
-        # Only children awaited directly wait as one: any other branch goes on when its own child has ended.
-        context.run(gather_group.set, group if definitions.is_agent_call(one) else None)
-        if asyncio.iscoroutine(one):
-            tasks.append(loop.create_task(one, context=context))
-        else:
-            tasks.append(asyncio.ensure_future(one))
-    try:
-        if tasks:
-            await asyncio.wait(tasks)
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-    if any(task.cancelled() for task in tasks):
-        raise asyncio.CancelledError
-    errors = [error for task in tasks if (error := task.exception()) is not None]
-    if errors and not return_exceptions:
-        raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} failed", errors)
-    return [task.exception() or task.result() for task in tasks]
-
-
-async def _start(bound: Bound[Any]) -> Any:
-    attempt = _here()
-    if attempt is None:
-        return await _plain(bound.call.definition.fn, bound.call.args, bound.call.kwargs)
-    if isinstance(bound.call, AgentCall):
-        return await attempt.call_agent(bound.call)
-    return await attempt.call_tool(bound.call)
-
-
-async def _plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-    if asyncio.iscoroutinefunction(fn):
-        return await fn(*args, **kwargs)
-    result = await asyncio.to_thread(fn, *args, **kwargs)
-    return await result if isinstance(result, Awaitable) else result
 
 
 # -- waiting --------------------------------------------------------------------------------
@@ -157,13 +43,17 @@ async def _plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> 
 async def sleep(duration: Duration, /) -> None:
     """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile."""
     duration_s = seconds(duration, "duration")
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         await asyncio.sleep(duration_s)
         return
     await durable.sleep(attempt, duration_s)
 
 
+@overload
+async def receive(name: str, /, *, timeout: Duration | None = None) -> Any: ...
+@overload
+async def receive(name: str, /, *, type: type[T], timeout: Duration | None = None) -> T: ...
 async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | None = None) -> Any:
     """What someone sent to this task under `name`, oldest first, also when it came first.
 
@@ -174,6 +64,10 @@ async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | No
     return await durable.receive(attempt, name, timeout_s=timeout_s, annotation=type)
 
 
+@overload
+async def ask(question: str, /, *, to: str = "", expires: Duration | None = None) -> str: ...
+@overload
+async def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
 async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
     """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
     attempt = _attempt("ask")
@@ -186,7 +80,7 @@ async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Durat
 
 async def now() -> datetime:
     """The time, the same on every replay. Aware, UTC."""
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         return datetime.now(UTC)
     clock = attempt.journal.store.clock
@@ -196,7 +90,7 @@ async def now() -> datetime:
 
 async def uuid() -> _uuid.UUID:
     """A random UUID, the same on every replay."""
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         return _uuid.uuid4()
     ids = attempt.journal.store.ids
@@ -205,7 +99,7 @@ async def uuid() -> _uuid.UUID:
 
 async def random() -> Random:
     """A source of random numbers with a recorded seed."""
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         return Random()
     ids = attempt.journal.store.ids
@@ -225,7 +119,7 @@ async def _value(attempt: Attempt, name: str, make: Callable[[], Any], annotatio
 
 async def message(role: str, content: Any, /) -> None:
     """Add a line to the task's transcript; durable when this returns. Nothing outside a task."""
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         return
     attempt.check()
@@ -238,7 +132,7 @@ async def message(role: str, content: Any, /) -> None:
 
 async def checkpoint(state: Any, /) -> None:
     """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task."""
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         return
     attempt.check()
@@ -249,7 +143,7 @@ async def checkpoint(state: Any, /) -> None:
 
 async def last_checkpoint() -> Any:
     """The newest state saved before this attempt, else None. What was recorded before it then counts as used."""
-    attempt = _here()
+    attempt = here()
     if attempt is None or attempt.task.checkpoint is None:
         return None
     for found in await attempt.journal.read(messages.checkpoints, attempt.task.id, limit=1000):
@@ -275,7 +169,7 @@ async def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> 
 
 def stream(text: str, /) -> None:
     """Show partial text to followers at once; may be lost. Silent while records answer, nothing outside a task."""
-    attempt = _here()
+    attempt = here()
     if attempt is not None and attempt.journal.is_live:
         attempt.host.stream(attempt, EventKind.AI_STREAMING, {"text": text})
 
@@ -291,7 +185,7 @@ def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -
 
 
 async def _tell_once(name: str, kind: str, payload: Any, *, content: codec.Packed | None = None) -> None:
-    attempt = _here()
+    attempt = here()
     if attempt is None:
         return
     described = Call(
@@ -363,7 +257,26 @@ def deps(cls: type[T], /) -> T:
 
 
 __all__ = [
-    "CallOptions", "Context", "artifact", "ask", "call", "carry", "checkpoint", "current", "deps", "event", "gather",
-    "last_checkpoint", "message", "model", "now", "random", "read", "receive", "sleep", "step", "stream", "usage",
+    "Context",
+    "artifact",
+    "ask",
+    "call",
+    "carry",
+    "checkpoint",
+    "current",
+    "deps",
+    "event",
+    "gather",
+    "last_checkpoint",
+    "message",
+    "model",
+    "now",
+    "random",
+    "read",
+    "receive",
+    "sleep",
+    "step",
+    "stream",
+    "usage",
     "uuid",
 ]

@@ -88,7 +88,9 @@ class Sweeper:
         for one in self._observer.saw(others, self.own_beat_ms):
             if one.killable and self._lock_path is not None and not is_dead(one, me=me, path=self._lock_path):
                 # It may only be stopped, and would wake in the middle of a call: end it before its work is taken.
-                end_process(one, me=me, path=self._lock_path)
+                # Once the kernel has, its lock is free, and it is buried below or in the next pass.
+                if end_process(one, me=me, path=self._lock_path):
+                    continue
             await aio.call(self._store, instances.mark_crashed, one.id, heartbeat=one.heartbeat)
         if self._lock_path is not None:
             silent = await aio.read(self._store, instances.crashed)

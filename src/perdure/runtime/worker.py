@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -85,7 +85,7 @@ class Worker:
         self._is_stopping = False
         self._stop_now = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
-        self._failure: StoreError | None = None
+        self._retiring: list[asyncio.Task[None]] = []
         self.stopped = Stopped(0, 0)
 
     # -- from start to stop --------------------------------------------------------------------
@@ -123,15 +123,18 @@ class Worker:
         finally:
             unlisten()
             self._is_stopping = True
-            for task in (stop, *loops):
+            for task in (stop, *loops, *self._retiring):
                 task.cancel()
             for attempt in list(self.attempts.values()):
                 attempt.stop(Stop.LOST)
             await asyncio.gather(stop, *loops, *self._running, return_exceptions=True)
             with suppress(StoreError):
                 await flusher.close()
-                await aio.call(self.store, instances.mark_stopped, self.instance_id)
-            self._lock.release()
+                # A thread may still be inside a call. Then the lock stays held, for a free one proves death, and
+                # the kernel frees it when the process ends.
+                if not self.in_flight.all():
+                    await aio.call(self.store, instances.mark_stopped, self.instance_id)
+                    self._lock.release()
         return self.stopped
 
     def stop(self) -> None:
@@ -364,14 +367,26 @@ class Worker:
         mine = list(self.attempts.values())
         for attempt in mine:
             attempt.stop(Stop.LOST)
-        if self._running:
-            await asyncio.wait(self._running, timeout=self.settings.shutdown_grace_s)
-        await self.in_flight.until_empty(self.settings.shutdown_grace_s)
-        if self.in_flight.is_empty:
-            await aio.call_patiently(self.store, instances.mark_stopped, self.instance_id)
-        self._lock.release()
+        self._retiring.append(
+            asyncio.get_running_loop().create_task(
+                self._retire(self.instance_id, self._lock, [*self._running], self.in_flight.all())
+            )
+        )
         self._lock = InstanceLock()
         await self._register()
+
+    async def _retire(
+        self,
+        instance_id: str,
+        lock: InstanceLock,
+        attempts: Sequence[asyncio.Task[None]],
+        calls_in_flight: Collection[asyncio.Future[Any]],
+    ) -> None:
+        """Say that an identity of this process is dead, once nothing runs under it any more."""
+        if waiting := [*attempts, *calls_in_flight]:
+            await asyncio.wait(waiting)
+        await aio.call_patiently(self.store, instances.mark_stopped, instance_id)
+        lock.release()
 
     def _mind_deadlines(self) -> None:
         """Tell attempts whose time is over; they have the grace time to end in good order."""

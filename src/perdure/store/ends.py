@@ -42,9 +42,10 @@ def complete(
     """End the task with its result. Raises LeaseLost, and InvariantError while a dangerous step is in doubt."""
     family = _hold(tx, fence.task_id)
     me = family.me
-    if tx.all(S.in_doubt, task=me.n, from_index=me.replay_from) and me.execution_id == fence.execution_id:
+    if me.execution_id != fence.execution_id or me.generation != fence.generation:
+        task_ops.refuse(tx, fence, "complete")
+    if tx.all(S.in_doubt, task=me.n, from_index=me.replay_from):
         raise InvariantError(f"task {me.id} cannot complete while a call of it is in doubt")
-    # Told by the first query of the proof: nothing has been written so far.
     steps.note(tx, fence, notes, risk_seen=risk_seen)
     _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None)
 

@@ -22,7 +22,8 @@ def check_path(path: Path, *, mounts: str | None = None) -> Path:
     `mounts` stands in for the system's table of mounts. Raises BadInput for a path that cannot be a file and
     NetworkFileSystem where locks cannot be trusted.
     """
-    path = Path(os.path.abspath(path.expanduser()))
+    # Links are followed: whoever opens the file by another name must find the same lock files beside it.
+    path = Path(os.path.realpath(path.expanduser()))
     if path.is_dir():
         raise BadInput(f"{path} is a folder; name a file in it, for example {path / 'perdure.db'}", field="url")
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import codec
-from perdure.errors import LeaseLost, NotFound, Refused
+from perdure.errors import NotFound, Refused
 from perdure.model.delivery import Delivery
 from perdure.model.event import EventKind
 from perdure.model.message import Message, NewMessage
@@ -204,11 +204,7 @@ def emit_owned(
         T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
     )
     if row is None:
-        raise LeaseLost(
-            f"task {fence.task_id} is no longer owned by this execution; the event was not written",
-            task_id=fence.task_id,
-            execution_id=fence.execution_id,
-        )
+        task_ops.refuse(tx, fence, "event")
     n, seq, _count = row
     if content is not None:
         blob = payloads.keep(tx, content)

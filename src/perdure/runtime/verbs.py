@@ -1,0 +1,212 @@
+"""Calls that agent code makes: `model`, `read` and `step` for functions nobody decorated, `call` and `gather`.
+
+Outside a task they just run. What is recorded of a call, and whether it runs at all, is decided in `calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+
+from perdure import ambient, definitions
+from perdure.definitions import AgentCall, Bound, ToolCall, call_of
+from perdure.errors import BadInput
+from perdure.model.step import StepKind
+from perdure.policy.risk import Risk
+from perdure.runtime import calls
+from perdure.runtime.call import from_function, name_of
+from perdure.runtime.threads import run_in_thread
+from perdure.runtime.waits import gather_group
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def here() -> Attempt | None:
+    """The attempt around the running code, or None outside a task."""
+    scope = ambient.scope()
+    return None if scope is None else cast("Attempt", scope.runner)
+
+
+def refuse_lost(name: str, risk: Risk) -> None:
+    """Refuse a dangerous call that may belong to an attempt which cannot be known. Raises NoTaskContext."""
+    if risk is not Risk.LOW:
+        ambient.running_attempts.refuse_lost(name)
+
+
+# -- functions that nobody decorated --------------------------------------------------------
+
+
+class ModelVerb:
+    """`await model(fn, …)`: ask a model. Recorded at low risk, tokens counted where the result carries `.usage`.
+
+    May run again after a crash in the middle of it. Inside a task raises what `fn` raised, as a stand-in that is the
+    same on replay.
+    """
+
+    def __init__(self, kind: StepKind, risk: Risk, *, key: str | None = None) -> None:
+        self.kind, self.risk, self.key = kind, risk, key
+
+    def options(self, *, key: str) -> ModelVerb:
+        """The same verb with a key, which replaces name and input when the record is looked for."""
+        return ModelVerb(self.kind, self.risk, key=_checked(key))
+
+    @overload
+    async def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
+        if not callable(fn):
+            raise BadInput("give a function, then its arguments", field="fn")
+        return await _recorded(self.kind, self.risk, name_of(fn), fn, args, kwargs, key=self.key)
+
+
+class NamedVerb:
+    """`await read(name, fn, …)` changes nothing and may run again; `await step(name, fn, …)` may not.
+
+    Both record the call under `name`. Inside a task they raise what `fn` raised, as a stand-in that is the same on
+    replay. A `step` is high risk: cut off by a crash, a person is asked whether it happened.
+    """
+
+    def __init__(self, kind: StepKind, risk: Risk, *, key: str | None = None) -> None:
+        self.kind, self.risk, self.key = kind, risk, key
+
+    def options(self, *, key: str) -> NamedVerb:
+        """The same verb with a key, which replaces name and input when the record is looked for."""
+        return NamedVerb(self.kind, self.risk, key=_checked(key))
+
+    @overload
+    async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
+        _check_named(name, fn)
+        return await _recorded(self.kind, self.risk, name, fn, args, kwargs, key=self.key)
+
+
+model = ModelVerb(StepKind.MODEL_CALL, Risk.LOW)
+read = NamedVerb(StepKind.TOOL_CALL, Risk.LOW)
+step = NamedVerb(StepKind.TOOL_CALL, Risk.HIGH)
+
+
+async def _recorded(
+    kind: StepKind,
+    risk: Risk,
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    key: str | None,
+) -> Any:
+    attempt = here()
+    if attempt is None:
+        refuse_lost(name, risk)
+        return await plain(fn, args, kwargs)
+    if isinstance(definitions.definition_of(fn), definitions.ToolDefinition):
+        bound = call_of(fn if key is None else cast("definitions.AnyTool", fn).options(key=key), args, kwargs)
+        return await _perform(attempt, bound)
+    return await calls.perform(attempt, from_function(kind, fn, args, kwargs, name=name, risk=risk, key=key))
+
+
+def _checked(key: object) -> str:
+    if not isinstance(key, str) or not key:
+        raise BadInput(f"key is {key!r}; give a text that names this call", field="key")
+    return key
+
+
+def _check_named(name: object, fn: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"name is {name!r}; give a name, then a function, then its arguments", field="name")
+    if not callable(fn):
+        raise BadInput(f"{name}: give a function after the name, then its arguments", field="fn")
+
+
+# -- tools and agents of either kind --------------------------------------------------------
+
+
+@overload
+async def call(tool: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+@overload
+async def call(tool: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+async def call(tool: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a tool or an agent of either kind: a synchronous tool runs in a thread. The way to call it on the loop."""
+    bound = call_of(tool, args, kwargs)
+    attempt = here()
+    if attempt is not None:
+        return await _perform(attempt, bound)
+    if isinstance(bound, ToolCall):
+        refuse_lost(bound.definition.name, bound.definition.risk_of(bound.args, bound.kwargs))
+    return await plain(bound.definition.fn, bound.args, bound.kwargs)
+
+
+@overload
+async def gather(*aws: Awaitable[R] | Bound[R], return_exceptions: Literal[False] = False) -> list[R]: ...
+@overload
+async def gather(*aws: Awaitable[R] | Bound[R], return_exceptions: bool) -> list[R | BaseException]: ...
+async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = False) -> list[Any]:
+    """Run everything at once, wait for all, and return the results in order.
+
+    If any failed, raises an ExceptionGroup of what failed, after all have ended; with `return_exceptions` errors
+    stand among the results.
+    """
+    group = object()
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Future[Any]] = []
+    for awaitable in aws:
+        one = _started(awaitable) if isinstance(awaitable, Bound) else awaitable
+        context = contextvars.copy_context()
+        # Only children awaited directly wait as one: any other branch goes on when its own child has ended.
+        context.run(gather_group.set, group if _is_child(awaitable) else None)
+        if asyncio.iscoroutine(one):
+            tasks.append(loop.create_task(one, context=context))
+        else:
+            tasks.append(asyncio.ensure_future(one))
+    try:
+        if tasks:
+            await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    if any(task.cancelled() for task in tasks):
+        raise asyncio.CancelledError
+    errors = [error for task in tasks if (error := task.exception()) is not None]
+    if errors and not return_exceptions:
+        raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} failed", errors)
+    return [task.result() if task.exception() is None else task.exception() for task in tasks]
+
+
+def _is_child(awaitable: object) -> bool:
+    if isinstance(awaitable, Bound):
+        return isinstance(awaitable.call, AgentCall)
+    return definitions.is_agent_call(awaitable)
+
+
+async def _started(bound: Bound[Any]) -> Any:
+    # Not `call(bound)`: the public name takes what was decorated, and this is its only other way in.
+    return await call(cast("Callable[..., Any]", bound))
+
+
+async def _perform(attempt: Attempt, bound: AgentCall | ToolCall) -> Any:
+    if isinstance(bound, AgentCall):
+        return await attempt.call_agent(bound)
+    return await attempt.call_tool(bound)
+
+
+async def plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Outside a task: just call it, a synchronous one in a thread of its own."""
+    if inspect.iscoroutinefunction(fn):
+        return await fn(*args, **kwargs)
+    context = contextvars.copy_context()
+    result = await run_in_thread(lambda: fn(*args, **kwargs), context=context, name=name_of(fn))
+    return await result if inspect.isawaitable(result) else result

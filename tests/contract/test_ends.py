@@ -1,0 +1,368 @@
+"""Ends: exactly one writer wins, what goes with the task goes in the same commit, and nothing changes it afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from perdure.errors import Error, InvariantError, LeaseLost
+from perdure.model.question import QuestionKind
+from perdure.model.step import Note
+from perdure.model.task import Claim, Fence, Mode, Usage, Wait, WaitKind
+from perdure.states import TASK, TaskStatus
+from perdure.store import Store, ends, questions, steps, task_lists, tasks
+from perdure.store.ends import DEADLINE_EXCEEDED
+from tests.contract.conftest import OpenSecond
+from tests.world import BOOM, World, done, packed, usage_of
+
+ROUNDS = 200
+
+
+# -- outcomes --------------------------------------------------------------------------------
+
+
+def test_a_completed_task_has_its_result_and_no_owner(world: World) -> None:
+    claim = world.start()
+    world.store.call(
+        ends.complete, claim.fence, packed({"answer": 42}), notes=[Note("turn_completed", b"{}")], risk_seen="low"
+    )
+
+    task = world.task(claim.task.id)
+    assert (task.status, task.execution_id, task.instance_id, task.error) == ("completed", None, None, None)
+    assert task.finished_at == world.clock.now_ms()
+    outcome = world.store.read(task_lists.outcome, claim.task.id)
+    assert outcome is not None
+    assert outcome.result == b'{"answer":42}'
+    assert world.kinds(claim.task.id)[-2:] == ["turn_completed", "task_completed"]
+
+
+def test_a_failed_task_keeps_its_error_and_what_it_has_used(world: World) -> None:
+    claim = world.start()
+    world.record(claim, "m", done(usage=Usage(7, 3, 0.5)))
+    error = Error("ValueError", "boom \x00", "permanent", {"code": 5})
+
+    world.fail(claim, error)
+
+    outcome = world.store.read(task_lists.outcome, claim.task.id)
+    assert outcome is not None
+    assert (outcome.status, outcome.result, outcome.error) == (TaskStatus.FAILED, None, error)
+    assert usage_of(world.task(claim.task.id)) == Usage(7, 3, 0.5, 1, 0)
+    (attempt,) = world.attempts(claim.task.id)
+    assert (attempt.status, usage_of(attempt)) == ("failed", Usage(7, 3, 0.5, 1, 0))
+
+
+@pytest.mark.parametrize(("verb", "status"), [("cancel", "cancelled"), ("time_out", "timed_out")])
+def test_usage_is_kept_when_others_end_the_task(world: World, verb: str, status: str) -> None:
+    claim = world.start()
+    world.record(claim, "m", done(usage=Usage(7, 3, 0.5)))
+
+    assert world.end(claim.task.id, verb)
+
+    (attempt,) = world.attempts(claim.task.id)
+    assert (world.task(claim.task.id).status, attempt.status) == (status, status)
+    assert usage_of(world.task(claim.task.id)) == usage_of(attempt) == Usage(7, 3, 0.5, 1, 0)
+
+
+def test_a_cancelled_task_says_why_and_by_whom(world: World) -> None:
+    task = world.admit()
+
+    world.store.call(ends.cancel, task.id, reason="no need", by="ada")
+
+    outcome = world.store.read(task_lists.outcome, task.id)
+    assert outcome is not None
+    assert outcome.error == Error("Cancelled", "no need", "permanent", {"by": "ada"})
+    assert world.feed(task.id)[-1].payload["by"] == "ada"
+
+
+def test_a_task_that_timed_out_says_deadline_exceeded(world: World) -> None:
+    task = world.admit()
+
+    world.store.call(ends.time_out, task.id)
+
+    outcome = world.store.read(task_lists.outcome, task.id)
+    assert outcome is not None
+    assert outcome.error is not None
+    assert outcome.error.message == DEADLINE_EXCEEDED == "deadline exceeded"
+
+
+def test_the_owner_may_time_itself_out_and_nobody_else_by_its_fence(world: World) -> None:
+    lost = world.start()
+    world.interrupt(lost)
+    world.recover(lost.task.id)
+    owner = world.claim(lost.task.id)
+
+    assert world.unchanged_by(world.store.call, ends.time_out, lost.task.id, fence=lost.fence) is False
+    assert world.store.call(ends.time_out, lost.task.id, fence=owner.fence)
+
+
+def test_overdue_tasks_are_found_at_once_without_an_owner_and_after_the_grace_time_with_one(world: World) -> None:
+    pending = world.admit(deadline_ms=1000)
+    running = world.start(deadline_ms=1000)
+    world.admit()
+
+    def overdue() -> set[str]:
+        found = world.store.read(lambda tx: tx.all(tasks.Q.overdue, grace_ms=5000, limit=10))
+        return {row[0] for row in found}
+
+    world.clock.advance(999)
+    assert overdue() == set()
+    world.clock.advance(1)
+    assert overdue() == {pending.id}
+    world.clock.advance(5000)
+    assert overdue() == {pending.id, running.task.id}
+    world.complete(running)  # An outcome that is committed before counts.
+    assert overdue() == {pending.id}
+
+
+def test_a_task_is_not_completed_while_a_dangerous_call_is_in_doubt(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="medium")
+
+    assert isinstance(world.unchanged_by(world.complete, claim), InvariantError)
+
+    world.end_step(claim, "pay", risk="medium")
+    world.complete(claim)
+
+
+def test_a_step_in_doubt_stays_on_record_after_the_task_has_ended(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+
+    world.fail(claim)
+
+    assert [one.step.key for one in world.store.read(steps.effects, in_doubt=True)] == ["pay"]
+
+
+# -- one winner ------------------------------------------------------------------------------
+
+
+def _endings(claim: Claim) -> list[Callable[[Store], object]]:
+    return [
+        lambda store: store.call(ends.complete, claim.fence, packed("done"), risk_seen="low"),
+        lambda store: store.call(ends.fail, claim.fence, BOOM),
+        lambda store: store.call(ends.time_out, claim.task.id),
+        lambda store: store.call(ends.cancel, claim.task.id),
+    ]
+
+
+@pytest.mark.slow(timeout_s=120)
+def test_of_four_that_end_a_task_at_once_exactly_one_wins(world: World, request: pytest.FixtureRequest) -> None:
+    other = world.store
+    if world.store.database.url != "sqlite://":
+        open_second: OpenSecond = request.getfixturevalue("open_second")
+        other = open_second(world.store)
+    claims = [world.start() for _ in range(ROUNDS)]
+    wins: list[list[int]] = [[] for _ in claims]
+    barrier = threading.Barrier(4)
+
+    def race(number: int, store: Store) -> None:
+        for claim, won in zip(claims, wins, strict=True):
+            barrier.wait()
+            try:
+                result = _endings(claim)[number](store)
+            except LeaseLost:
+                continue
+            if result in (None, True):  # complete and fail return nothing when they have won
+                won.append(number)
+
+    threads = [
+        threading.Thread(target=race, args=(number, other if number % 2 else world.store)) for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [len(won) for won in wins] == [1] * ROUNDS
+    order = ("completed", "failed", "timed_out", "cancelled")
+    assert [world.task(claim.task.id).status for claim in claims[:20]] == [order[won[0]] for won in wins[:20]]
+    terminal = ", ".join(f"'{TASK.event(verb)}'" for verb in ("complete", "fail", "time_out", "cancel"))
+    told = world.rows(f"SELECT count(*), count(DISTINCT task) FROM events WHERE kind IN ({terminal})")
+    assert told == [(ROUNDS, ROUNDS)]
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_verb_that_comes_hours_late_changes_nothing(world: World, first: int) -> None:
+    claim = world.start()
+    _endings(claim)[first](world.store)
+    world.clock.advance(5 * 3_600_000)
+
+    for end in _endings(claim):
+        outcome = world.unchanged_by(end, world.store)
+
+        assert outcome is False or isinstance(outcome, LeaseLost)
+
+
+def test_a_second_cancel_does_nothing(world: World) -> None:
+    task = world.admit()
+
+    assert world.store.call(ends.cancel, task.id, reason="first") is True
+    assert world.unchanged_by(world.store.call, ends.cancel, task.id, reason="second") is False
+
+
+# -- children --------------------------------------------------------------------------------
+
+
+def _family(world: World) -> dict[str, str]:
+    """A root with a foreground and a background child, which have one of each, too; all of them running."""
+    root = world.start(session_id="chat")
+    found = {"root": root.task.id}
+    for name, mode in (("fore", Mode.FOREGROUND), ("back", Mode.BACKGROUND)):
+        child = world.claim(world.spawn(root, name, mode=mode).id)
+        found[name] = child.task.id
+        for below, below_mode in (("fore", Mode.FOREGROUND), ("back", Mode.BACKGROUND)):
+            found[f"{name}.{below}"] = world.spawn(child, below, mode=below_mode).id
+    return found
+
+
+def _ended(world: World, family: dict[str, str]) -> set[str]:
+    return {name for name, task_id in family.items() if world.task(task_id).status.is_terminal}
+
+
+def test_cancel_takes_every_descendant_along_leaves_first(world: World) -> None:
+    family = _family(world)
+
+    world.store.call(ends.cancel, family["root"])
+
+    assert _ended(world, family) == set(family)
+    order = world.rows("SELECT t.id, t.depth FROM events e JOIN tasks t ON t.n = e.task"
+                       " WHERE e.kind = 'task_cancelled' ORDER BY e.n")
+    assert [depth for _, depth in order] == [3, 3, 3, 3, 2, 2, 1]
+    assert {world.task(task_id).status for task_id in family.values()} == {TaskStatus.CANCELLED}
+
+
+def test_cancel_reaches_what_hangs_below_a_finished_child(world: World) -> None:
+    root = world.start()
+    child = world.claim(world.spawn(root, "a").id)
+    grandchild = world.spawn(child, "b", mode=Mode.BACKGROUND)
+    world.complete(child)
+    assert world.task(grandchild.id).status == "pending"
+
+    world.store.call(ends.cancel, root.task.id)
+
+    assert world.task(grandchild.id).status == "cancelled"
+    assert world.task(child.task.id).status == "completed"
+
+
+@pytest.mark.parametrize("verb", ["fail", "time_out"])
+def test_fail_and_time_out_take_along_only_who_was_waited_for(world: World, verb: str) -> None:
+    family = _family(world)
+    root = world.task(family["root"])
+    assert root.execution_id is not None
+
+    if verb == "fail":
+        world.store.call(ends.fail, Fence(root.id, root.execution_id, root.generation), BOOM)
+    else:
+        world.store.call(ends.time_out, root.id)
+
+    assert _ended(world, family) == {"root", "fore", "fore.fore"}
+    assert world.task(family["fore"]).status == "cancelled"
+    error = world.store.read(tasks.read_error, world.task(family["fore"]).error)
+    assert error is not None
+    assert "its parent" in error.message
+
+
+def test_a_refused_task_takes_along_who_it_waited_for_before(world: World) -> None:
+    root = world.start()
+    child = world.spawn(root, "a")
+    world.store.call(tasks.retry, root.fence, available_at=0, error=BOOM)
+
+    assert world.store.call(ends.refuse, root.task.id, BOOM)
+
+    assert (world.task(root.task.id).status, world.task(child.id).status) == ("failed", "cancelled")
+
+
+def test_interrupting_leaves_children_as_they_are(world: World) -> None:
+    family = _family(world)
+    root = world.task(family["root"])
+    assert root.execution_id is not None
+
+    world.store.call(tasks.interrupt, root.id, root.execution_id, reason="gone")
+
+    assert _ended(world, family) == set()
+
+
+def test_the_children_of_others_are_not_touched(world: World) -> None:
+    mine, other = _family(world), _family(world)
+
+    world.store.call(ends.cancel, mine["fore"])
+
+    assert _ended(world, mine) == {"fore", "fore.fore", "fore.back"}
+    assert _ended(world, other) == set()
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "cancel", "time_out", "refuse"])
+def test_the_end_of_its_last_child_wakes_a_parent_that_was_set_aside(world: World, verb: str) -> None:
+    parent = world.start()
+    child = world.spawn(parent, "a")
+    assert not world.set_aside(parent, Wait(WaitKind.CHILDREN, (child.id,)))
+
+    if verb == "complete":
+        world.complete(world.claim(child.id))
+    elif verb == "fail":
+        world.fail(world.claim(child.id))
+    elif verb == "refuse":
+        world.store.call(ends.refuse, child.id, BOOM)
+    else:
+        world.end(child.id, verb)
+
+    woken = world.task(parent.task.id)
+    assert (woken.status, woken.waiting_for, woken.available_at) == ("pending", (), world.clock.now_ms())
+
+
+def test_a_parent_that_waits_for_something_else_is_left_alone(world: World) -> None:
+    parent = world.start()
+    child = world.spawn(parent, "a")
+    world.set_aside(parent, Wait(WaitKind.RECEIVE, ("mail",)))
+    before = world.task(parent.task.id)
+
+    world.store.call(ends.cancel, child.id)
+
+    assert world.task(parent.task.id) == before
+
+
+def test_a_parent_that_waits_in_memory_keeps_its_owner(world: World) -> None:
+    parent = world.start()
+    child = world.spawn(parent, "a")
+    world.wait_for(parent, Wait(WaitKind.CHILDREN, (child.id,)))
+
+    world.store.call(ends.cancel, child.id)
+
+    task = world.task(parent.task.id)
+    assert (task.status, task.execution_id) == ("waiting", parent.execution_id)
+
+
+# -- questions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", range(4))
+def test_open_questions_are_cancelled_with_their_task_and_answered_ones_stay(world: World, end: int) -> None:
+    claim = world.start()
+    answered = world.ask(claim, step_key="a")
+    world.store.call(questions.answer, answered.id, by="ada", value=packed(1))
+    open_ones = [world.ask(claim, step_key="b"), world.ask(claim, QuestionKind.CALL, step_key="b")]
+
+    _endings(claim)[end](world.store)
+
+    task = world.task(claim.task.id)
+    for one in open_ones:
+        settled = world.store.read(questions.get, one.id)
+        assert (settled.status, settled.reason) == ("cancelled", f"the task {task.status}")
+    assert world.store.read(questions.get, answered.id).status == "answered"
+    assert world.store.read(questions.open_list) == []
+    # The end is the last thing that is told of a task.
+    assert world.kinds(claim.task.id)[-3:] == ["question_cancelled"] * 2 + [world.kinds(claim.task.id)[-1]]
+    assert world.feed(claim.task.id)[-1].seq == task.event_seq
+
+
+def test_an_end_raises_the_revision_and_every_task_it_takes_along_carries_it(world: World) -> None:
+    family = _family(world)
+    before = world.task(family["back.back"]).revision
+
+    world.store.call(ends.cancel, family["root"])
+
+    assert {world.task(task_id).revision for task_id in family.values()} == {before + 1}
+    changed = world.store.read(task_lists.changed_since, "chat", revision=before)
+    assert {task.id for task in changed} == set(family.values())

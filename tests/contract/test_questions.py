@@ -1,0 +1,254 @@
+"""Questions: asked once, answered once, spent once; an answer sets its task going in the same commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import codec
+from perdure.errors import BadInput, NotFound
+from perdure.model.question import Question, QuestionKind
+from perdure.model.task import Wait, WaitKind
+from perdure.store import payloads, questions, sessions, task_lists
+from tests.world import World, packed
+
+
+def _answered(world: World, question: Question) -> object:
+    settled = world.store.read(questions.get, question.id)
+    return None if settled.answer is None else world.store.read(payloads.plain, settled.answer)
+
+
+def test_questions_are_named_in_the_order_they_are_asked(world: World) -> None:
+    claim, other = world.start(), world.start()
+
+    asked = [world.ask(claim, step_key="a"), world.ask(other, step_key="a"), world.ask(claim, step_key="b")]
+
+    assert [one.id for one in asked] == ["Q1", "Q2", "Q3"]
+    assert [one.id for one in world.store.read(questions.open_list)] == ["Q1", "Q2", "Q3"]
+
+
+def test_a_question_comes_back_as_it_was_asked(world: World) -> None:
+    claim = world.start(session_id="chat")
+
+    asked = world.ask(
+        claim, QuestionKind.CALL, text="Pay?", step_key="pay", to="finance", digest="d", expires_at_ms=7,
+        evidence=packed({"amount": 5}),
+    )
+
+    assert (asked.text, asked.to, asked.step_key, asked.digest, asked.expires_at) == ("Pay?", "finance", "pay", "d", 7)
+    assert (asked.agent, asked.task_id, asked.session_id) == ("writer", claim.task.id, "chat")
+    assert (asked.kind, asked.status, asked.created_at) == (QuestionKind.CALL, "open", world.clock.now_ms())
+    assert world.store.read(questions.evidence, asked) == {"amount": 5}
+    assert world.feed(claim.task.id)[-1].payload == {"question": "Q1", "question_kind": "call", "text": "Pay?"}
+
+
+def test_one_task_kind_and_step_have_one_open_question(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, step_key="a")
+
+    assert world.unchanged_by(world.ask, claim, step_key="a", text="Again?") == asked
+    assert world.ask(claim, step_key="b").id == "Q2"
+    assert world.ask(claim, QuestionKind.CALL, step_key="a").id == "Q3"
+    assert world.ask(world.start(), step_key="a").id == "Q4"
+
+
+def test_an_answer_that_is_not_spent_is_found_instead_of_asking_again(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, step_key="a")
+    world.store.call(questions.answer, asked.id, by="ada", value=packed("blue"))
+
+    again = world.ask(claim, step_key="a")
+
+    assert (again.id, again.status) == (asked.id, "answered")
+
+
+def test_the_first_answer_counts(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim)
+    first = world.store.call(questions.answer, asked.id, by="ada", value=packed("blue"), reason="it suits")
+    world.clock.advance(10)
+
+    again = world.unchanged_by(world.store.call, questions.answer, asked.id, by="bob", value=packed("red"))
+
+    assert again == first
+    assert (first.answered_by, first.reason, _answered(world, asked)) == ("ada", "it suits", "blue")
+
+
+def test_of_yes_and_no_the_first_counts(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, QuestionKind.CALL)
+    world.store.call(questions.deny, asked.id, by="ada", reason="too risky")
+
+    again = world.unchanged_by(world.store.call, questions.approve, asked.id, by="bob")
+
+    assert isinstance(again, Question)
+    assert (again.status, again.answered_by, again.reason) == ("denied", "ada", "too risky")
+
+
+@pytest.mark.parametrize("kind", QuestionKind)
+def test_each_kind_takes_its_own_sort_of_answer(world: World, kind: QuestionKind) -> None:
+    asked = world.ask(world.start(), kind)
+    call = world.store.call
+
+    if kind.is_yes_or_no:
+        refused = world.unchanged_by(call, questions.answer, asked.id, by="ada", value=packed(1))
+        settled = call(questions.approve, asked.id, by="ada")
+        assert settled.status == "approved"
+    else:
+        refused = world.unchanged_by(call, questions.approve, asked.id, by="ada")
+        settled = call(questions.answer, asked.id, by="ada", value=packed(1))
+        assert settled.status == "answered"
+    assert isinstance(refused, BadInput)
+    assert refused.field == "answer"
+
+
+def test_a_question_expires_at_its_time_and_not_before(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, expires_at_ms=world.clock.now_ms() + 1000)
+    world.ask(claim, step_key="for ever")
+
+    world.clock.advance(999)
+    assert world.expire() == []
+
+    world.clock.advance(1)
+    assert [one.id for one in world.expire()] == [asked.id]
+    settled = world.store.read(questions.get, asked.id)
+    assert (settled.status, settled.answered_by, settled.reason) == ("expired", None, "nobody answered in time")
+    assert world.expire() == []
+
+
+def test_an_answer_wakes_the_task_that_was_set_aside_for_it(world: World) -> None:
+    claim = world.start()
+    asked, other = world.ask(claim, step_key="a"), world.ask(claim, step_key="b")
+    world.set_aside(claim, Wait(WaitKind.QUESTION, (asked.id,)))
+
+    world.store.call(questions.answer, other.id, by="ada", value=packed(1))
+    assert world.task(claim.task.id).status == "waiting"
+
+    world.store.call(questions.answer, asked.id, by="ada", value=packed(1))
+    assert world.task(claim.task.id).status == "pending"
+    assert world.kinds(claim.task.id)[-2:] == ["question_answered", "task_woken"]
+
+
+@pytest.mark.parametrize("kind", [QuestionKind.ASK, QuestionKind.CALL])
+def test_so_does_its_expiry(world: World, kind: QuestionKind) -> None:
+    claim = world.start()
+    asked = world.ask(claim, kind, expires_at_ms=world.clock.now_ms())
+    world.set_aside(claim, Wait(WaitKind.QUESTION, (asked.id, "Q9"), until_ms=world.clock.now_ms() + 10_000))
+    world.store.call(lambda tx: tx.run(questions.Q.mark_notified, id=asked.id))
+
+    world.expire()
+
+    assert world.task(claim.task.id).status == "pending"
+
+
+def test_a_task_that_waits_in_memory_is_left_to_its_owner(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim)
+    world.wait_for(claim, Wait(WaitKind.QUESTION, (asked.id,)))
+
+    world.store.call(questions.answer, asked.id, by="ada", value=packed(1))
+
+    task = world.task(claim.task.id)
+    assert (task.status, task.execution_id) == ("waiting", claim.execution_id)
+
+
+def test_a_second_answer_may_only_add_that_the_first_shall_act_anyway(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    world.store.call(questions.answer, asked.id, by="ada", value=packed("run it"))
+
+    again = world.store.call(questions.answer, asked.id, by="bob", value=packed("no"), anyway=True)
+
+    assert (again.anyway, again.answered_by, _answered(world, asked)) == (True, "ada", "run it")
+    assert world.store.read(questions.get, asked.id) == again
+    # Once the answer has been used up, nothing is added to it any more.
+    world.execute("UPDATE questions SET anyway = 0, spent_at = 1")
+    late = world.unchanged_by(world.store.call, questions.answer, asked.id, by="bob", value=packed(1), anyway=True)
+    assert isinstance(late, Question)
+    assert late.anyway is False
+
+
+def test_an_answer_may_be_big_and_may_hold_anything(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim)
+    value = {"text": ["\x00 line " * 50] * 300}
+
+    world.store.call(questions.answer, asked.id, by="ada", value=codec.pack(codec.encode(value)))
+
+    assert _answered(world, asked) == value
+
+
+def test_open_questions_are_listed_by_who_is_asked_and_by_session(world: World) -> None:
+    one, other = world.start(session_id="one"), world.start(session_id="other")
+    world.ask(one, to="ada", step_key="1")
+    world.ask(one, to="bob", step_key="2")
+    world.ask(other, to="ada", step_key="3")
+    settled = world.ask(other, to="ada", step_key="4")
+    world.store.call(questions.answer, settled.id, by="ada", value=packed(1))
+
+    def listed(**filters: str) -> list[str]:
+        return [question.id for question in world.store.read(questions.open_list, **filters)]  # type: ignore[arg-type]  # to and session_id are text
+
+    assert listed() == ["Q1", "Q2", "Q3"]
+    assert listed(to="ada") == ["Q1", "Q3"]
+    assert listed(session_id="one") == ["Q1", "Q2"]
+    assert listed(to="ada", session_id="one") == ["Q1"]
+    assert listed(to="nobody") == []
+
+
+def test_open_questions_are_paged_strictly(world: World) -> None:
+    claim = world.start()
+    for number in range(5):
+        world.ask(claim, step_key=str(number))
+
+    first = world.store.read(questions.open_list, limit=2)
+    rest = world.store.read(questions.open_list, after=first[-1].n, limit=10)
+
+    assert [one.id for one in (*first, *rest)] == ["Q1", "Q2", "Q3", "Q4", "Q5"]
+    assert len(world.store.read(questions.open_list, limit=0)) == 1  # a limit outside 1..200 is clamped
+
+
+def test_a_tasks_questions_are_listed_newest_first_whatever_became_of_them(world: World) -> None:
+    claim = world.start()
+    for number in range(3):
+        world.ask(claim, step_key=str(number))
+    world.complete(claim)
+
+    found = world.store.read(questions.of_task, claim.task.id)
+
+    assert [(one.id, one.status) for one in found] == [("Q3", "cancelled"), ("Q2", "cancelled"), ("Q1", "cancelled")]
+
+
+def test_somebody_is_told_of_a_question_once(world: World) -> None:
+    asked = world.ask(world.start())
+    assert [one.id for one in world.store.read(questions.unnotified)] == [asked.id]
+
+    assert world.store.call(questions.mark_notified, asked.id) is True
+    assert world.store.call(questions.mark_notified, asked.id) is False
+    assert world.store.read(questions.unnotified) == []
+
+
+def test_a_question_is_found_by_its_name_or_its_ending(world: World) -> None:
+    claim = world.start()
+    for number in range(11):
+        world.ask(claim, step_key=str(number))
+
+    assert world.store.read(questions.find, "Q1") == "Q1"
+    assert world.store.read(questions.find, "11") == "Q11"
+    with pytest.raises(BadInput):
+        world.store.read(questions.find, "1")
+    for nothing in ("Q99", ""):
+        with pytest.raises(NotFound):
+            world.store.read(questions.find, nothing)
+
+
+def test_every_change_of_a_question_raises_the_revision_of_its_session(world: World) -> None:
+    claim = world.start(session_id="chat")
+    before = world.store.read(sessions.get, "chat").revision
+
+    asked = world.ask(claim)
+    world.store.call(questions.answer, asked.id, by="ada", value=packed(1))
+
+    assert world.store.read(sessions.get, "chat").revision == before + 2
+    assert world.rows("SELECT revision FROM questions") == [(before + 2,)]
+    assert world.store.read(task_lists.changed_since, "chat", revision=before) == []
