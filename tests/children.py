@@ -113,11 +113,12 @@ class Script:
         """End it without a chance to clean up. Safe to repeat."""
         self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None and not self._process.stdout.closed:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # What was still to be said.
+        # Ends when its own children, if it has any, have ended, too: they hear that nobody speaks any more.
+        if not self._process.stdout.closed:
             self._unheard = self._process.stdout.read()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None and not stream.closed:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue  # what was still to be said
+            self._process.stdout.close()

@@ -15,12 +15,25 @@ from typing import Any, ParamSpec
 from perdure import codec
 from perdure.clock import FakeClock
 from perdure.errors import Error
+from perdure.model.delivery import Delivery
 from perdure.model.event import Event
 from perdure.model.instance import InstanceType
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import StepKind
 from perdure.model.task import Attempt, Claim, Fence, Lane, Task, Usage, Wait, WaitKind
-from perdure.store import Store, admission, ends, events, instances, questions, recovery, steps, task_lists, tasks
+from perdure.store import (
+    Store,
+    admission,
+    ends,
+    events,
+    instances,
+    messages,
+    questions,
+    recovery,
+    steps,
+    task_lists,
+    tasks,
+)
 from perdure.store.admission import NewTask
 from perdure.store.database import Row, Transaction, Value
 from perdure.store.instances import Registration
@@ -163,6 +176,12 @@ class World:
         """End an attempt that has no outcome."""
         assert self.store.call(
             tasks.interrupt, claim.task.id, claim.execution_id, reason="gone", trace_error=trace_error
+        )
+
+    def send(self, task_id: str, name: str, value: object = 1, *, key: str | None = None) -> Delivery:
+        """Feed a task's receive."""
+        return self.store.call(
+            messages.send, task_id, name=name, key=key, payload=packed(value), unread_limit=10_000
         )
 
     # -- steps ------------------------------------------------------------------------------

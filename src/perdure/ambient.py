@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from perdure.errors import NoTaskContext, NotInTask
+from perdure.phrases import shown
 
 if TYPE_CHECKING:
     from perdure.callables import AgentCall, ToolCall
@@ -50,6 +51,8 @@ class Scope:
     parent_key: str = ""
     token: str = ""
     usage: list[Mapping[str, float]] = field(default_factory=list)
+    secrets: tuple[str, ...] = ()  # masked in the calls made inside this one, too
+    is_over: bool = False  # cut off: whatever of it still runs makes no calls any more
 
 
 _scope: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
@@ -118,25 +121,5 @@ running_attempts = RunningAttempts()
 
 def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Arguments as text for messages; never fails."""
-    parts = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
+    parts = [shown(value) for value in args] + [f"{name}={shown(value)}" for name, value in kwargs.items()]
     return ", ".join(parts)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str | int | float | bool | type(None)):
-        text = repr(value)
-    elif isinstance(value, list | tuple | dict):
-        text = repr(value) if _is_plain(value, 3) else type(value).__name__
-    else:
-        text = type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _is_plain(value: Any, depth: int) -> bool:
-    if isinstance(value, str | int | float | bool | type(None)):
-        return True
-    if depth == 0:
-        return False
-    if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_plain(v, depth - 1) for k, v in list(value.items())[:20])
-    return isinstance(value, list | tuple) and all(_is_plain(v, depth - 1) for v in value[:20])

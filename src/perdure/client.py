@@ -9,52 +9,39 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
-from perdure import codec
-from perdure.definitions import (
-    AgentCall,
-    AgentDefinition,
-    Bound,
-    Duration,
-    Startable,
-    call_of,
-    definition_of,
-    returns,
-    seconds,
-)
+from perdure import codec, config
+from perdure.definitions import AgentCall, Bound, Duration, Startable, returns, seconds
 from perdure.errors import BadInput
 from perdure.model.event import Event
 from perdure.model.message import Message
+from perdure.model.page import Page
 from perdure.model.question import Question as QuestionRow
 from perdure.model.question import QuestionKind
 from perdure.model.task import Lane, Task
+from perdure.news import News
+from perdure.runtime.blocks import beside, cancelled_by
 from perdure.runtime.doubts import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Verdict
 from perdure.runtime.durable import failure, new_task
+from perdure.runtime.starts import agent_call, call_to_start, registry
 from perdure.runtime.worker import Worker
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, admission, aio, ends, events, messages, open_store, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
 
+__all__ = ["App", "AskedQuestion", "Client", "Page", "Question", "TaskHandle"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Page(list[T]):
-    """A list with the cursor to go on after it; None at the end."""
-
-    def __init__(self, items: Iterable[T], *, after: str | None) -> None:
-        super().__init__(items)
-        self.after = after
-
-
 @dataclass(slots=True)
-class Question:
-    """A question, and how to settle it. A second answer changes nothing and returns the first."""
+class AskedQuestion:
+    """What is asked, of whom, and about which arguments."""
 
-    client: Client
     row: QuestionRow
     args: Mapping[str, Any]
     evidence: Mapping[str, Any]
@@ -88,6 +75,13 @@ class Question:
     def status(self) -> str:
         """open, approved, denied, answered, expired or cancelled."""
         return self.row.status
+
+
+@dataclass(slots=True)
+class Question(AskedQuestion):
+    """A question, and how to settle it. A second answer changes nothing and returns the first."""
+
+    client: Client
 
     async def approve(self, *, by: str, anyway: bool = False) -> QuestionRow:
         """Say yes."""
@@ -177,7 +171,8 @@ class TaskHandle(Generic[R]):
         """Why the task stands where it stands, as text."""
         from perdure.why import explain
 
-        return await self._client.read(explain, self.id)
+        limit = self._client.store.settings.recovery_limit
+        return await self._client.read(explain, self.id, recovery_limit=limit, flags=self._client.flags)
 
     async def steps(self, *, limit: int = 100, after: str | None = None) -> Page[tuple[Any, Any]]:
         """The task's records with their inputs, by index."""
@@ -205,10 +200,26 @@ class Client:
     def store(self) -> Store:
         """The opened store."""
         if self._store is None:
-            from perdure.config import database_url
-
-            self._store = open_store(database_url(self._url), settings=self._settings)
+            self._store = open_store(self.url, settings=self._settings or config.settings())
         return self._store
+
+    @property
+    def url(self) -> str:
+        """Where the database lies: as given, else as the environment or pyproject.toml say."""
+        if self._is_given and self._store is not None:
+            return self._store.database.url
+        return config.database_url(self._url)
+
+    @property
+    def flags(self) -> str:
+        """What a command must say to find this database; "" where it finds it anyhow. Never a password."""
+        return config.flags_for(self.url)
+
+    def use(self, url: str) -> None:
+        """Take the database at `url` instead. Raises BadInput when one is open already."""
+        if self._store is not None:
+            raise BadInput(f"{self.url} is open already; name the database before its first use", field="url")
+        self._url = url
 
     async def aclose(self) -> None:
         """Close the store, if this client opened it. May be called twice."""
@@ -233,18 +244,22 @@ class Client:
 
     # -- tasks -----------------------------------------------------------------------------------
 
-    async def start(self, agent: str | Startable[P, R], /, *args: Any, **kwargs: Any) -> TaskHandle[R]:
+    @overload
+    async def start(self, agent: str, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]: ...
+    @overload
+    async def start(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def start(self, agent: str | Startable[..., Any], /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Admit a task and return once it is durable; it can be listed then. The same key and work join.
 
         Raises KeyConflict for a key of other work, NotSerializable for arguments that cannot be stored.
         """
-        call = _call(agent, args, kwargs)
+        call = call_to_start(agent, args, kwargs)
         admitted = await self.perform(admission.admit, [new_task(call, key=call.options.key)])
         return self._handle(admitted.tasks[0].id, call)
 
     async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:
         """Admit a batch: all or none."""
-        bound = [_agent_call(one.call) for one in calls]
+        bound = [agent_call(one.call) for one in calls]
         admitted = await self.perform(admission.admit, [new_task(one, key=one.options.key) for one in bound])
         return [self._handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
 
@@ -272,7 +287,7 @@ class Client:
         return Page(found, after=None if last is None else str(last))
 
     async def send(self, task_id: str, name: str, payload: Any = None, *, key: str | None = None) -> None:
-        """Feed a task's `receive(name)`. The same key is delivered once. Raises NotFound, or Refused once it has ended."""
+        """Feed a task's `receive(name)`. One key is delivered once. Raises NotFound, or Refused once it has ended."""
         await self.perform(
             messages.send,
             task_id,
@@ -290,13 +305,13 @@ class Client:
         """Open questions, oldest first."""
         start = 0 if after is None else int(after)
         rows = await self.read(_open_questions, to=to, session_id=session, after=start, limit=limit)
-        found = [Question(self, row, _arguments(evidence), evidence) for row, evidence in rows]
+        found = [Question(row, _arguments(evidence), evidence, self) for row, evidence in rows]
         return Page(found, after=str(found[-1].row.n) if len(found) >= limit else None)
 
     async def question(self, question_id: str, /) -> Question:
         """One question, whatever became of it; any unique ending of its id will do. Raises NotFound."""
         row, evidence = await self.read(_one_question, question_id)
-        return Question(self, row, _arguments(evidence), evidence)
+        return Question(row, _arguments(evidence), evidence, self)
 
     # -- plumbing --------------------------------------------------------------------------------
 
@@ -323,7 +338,8 @@ class Client:
                 woken.clear()
                 yield await look()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), self.store.settings.poll_ms / 1000)
+                    async with asyncio.timeout(self.store.settings.poll_ms / 1000):
+                        await woken.wait()
         finally:
             stop()
 
@@ -345,7 +361,7 @@ class App(Client):
         store: Store | None = None,
     ) -> None:
         super().__init__(url, settings=settings, store=store)
-        self.agents = _registry(agents)
+        self.agents = registry(agents)
         self._lifespan_of_deps = lifespan
         self._notify = notify
         self._worker: Worker | None = None
@@ -353,16 +369,15 @@ class App(Client):
     async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an agent as a task, here, and return its result. A second run with the same key joins the first."""
         if self._worker is not None:
-            handle: TaskHandle[R] = await self.start(agent, *args, **kwargs)
-            return await handle.result()
+            return await (await self.start(agent, *args, **kwargs)).result()
+        news = News(flags=self.flags)
         try:
-            async with self.worker():
-                call = _call(agent, args, kwargs)
+            async with self.worker(on_event=news.hear) as worker, beside(news.run()):
+                call = call_to_start(agent, args, kwargs)
                 new = new_task(call, key=call.options.key, lane=Lane.MAIN)
                 # Nobody is told of the admission before the result, which is durable after it.
                 admitted = await aio.call_softly(self.store, admission.admit, [new])
-                assert self._worker is not None
-                await self._worker.adopt(admitted.tasks[0].id)
+                await worker.adopt(admitted.tasks[0].id)
                 return cast("R", await self._handle(admitted.tasks[0].id, call).result())
         finally:
             await self.aclose()
@@ -374,7 +389,10 @@ class App(Client):
         killable: bool = False,
         on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> AsyncIterator[Worker]:
-        """A worker in this process for as long as the block runs; then it hands back what it holds."""
+        """A worker in this process for as long as the block runs; then it hands back what it holds.
+
+        Should the worker break, the block is cancelled and what broke it raised.
+        """
         if self._worker is not None:
             raise BadInput("this app already runs a worker in this process", field="worker")
         async with self._deps() as deps:
@@ -395,7 +413,8 @@ class App(Client):
                 await running
             self._worker = worker
             try:
-                yield worker
+                async with cancelled_by(running):
+                    yield worker
             finally:
                 self._worker = None
                 worker.stop()
@@ -412,45 +431,6 @@ class App(Client):
     async def _tell(self, row: QuestionRow) -> None:
         assert self._notify is not None
         await self._notify(await self.question(row.id))
-
-
-def _registry(agents: Sequence[Startable[..., Any]]) -> dict[tuple[str, str], AgentDefinition]:
-    found: dict[tuple[str, str], AgentDefinition] = {}
-    for one in agents:
-        definition = definition_of(one)
-        if not isinstance(definition, AgentDefinition):
-            name = getattr(one, "__name__", type(one).__name__)
-            raise BadInput(f"{name} is no agent; decorate it with @perdure.agent", field="agents")
-        place = (definition.name, definition.version)
-        if place in found and found[place].fn is not definition.fn:
-            raise BadInput(f"two agents are called {definition.name!r}; give one another name=", field="agents")
-        found[place] = definition
-    return found
-
-
-def _call(agent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
-    if isinstance(agent, str):
-        return _by_name(agent, args, kwargs)
-    return _agent_call(call_of(agent, args, kwargs))
-
-
-def _agent_call(call: Any) -> AgentCall:
-    if not isinstance(call, AgentCall):
-        raise BadInput("only agents become tasks; a tool is called from an agent", field="agent")
-    return call
-
-
-def _by_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
-    """An agent that lives in another process: its arguments must be named, for nobody here knows their names."""
-    if args:
-        raise BadInput(f"start({name!r}, …) by name takes keyword arguments only", field="arguments")
-
-    async def elsewhere(**_kwargs: Any) -> None:
-        raise AssertionError("a stand-in for an agent of another process is not run")
-
-    from perdure.definitions import AgentOptions
-
-    return AgentCall(AgentDefinition(name, elsewhere), AgentOptions(), (), kwargs)
 
 
 def _open_questions(tx: Transaction, **filters: Any) -> list[tuple[QuestionRow, Mapping[str, Any]]]:

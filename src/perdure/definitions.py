@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -220,15 +221,19 @@ def is_agent_call(awaitable: object) -> bool:
 
 def bind_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by parameter name, so that equal calls look equal however they are written."""
+    found = _bind_plainly(fn, args, kwargs)
+    if found is not None:
+        return found
     try:
-        bound = inspect.signature(fn).bind(*args, **kwargs)
+        signature = inspect.signature(fn)
+        bound = signature.bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         if isinstance(error, TypeError) and _has_signature(fn):
             raise BadInput(f"{_called(fn)}: {error}", field="arguments") from None
         return {"args": list(args), **kwargs}  # Some C functions tell no signature.
-    found: dict[str, Any] = {}
+    found = {}
     for name, value in bound.arguments.items():
-        kind = inspect.signature(fn).parameters[name].kind
+        kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
             found.update(value)
         else:
@@ -250,6 +255,24 @@ def unbind_arguments(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tu
     return bound.args, {**bound.kwargs, **rest}
 
 
+def _bind_plainly(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The same for the commonest call: a plain function, and arguments that fit it in order. None for all others.
+
+    Read off the code object, since `inspect.signature` takes 25 us and this 1; not kept by function, for that would
+    keep alive whatever a lambda holds.
+    """
+    if kwargs or type(fn) is not types.FunctionType or fn.__dict__:
+        return None  # `__wrapped__` and `__signature__` lie in the dict, and may say something else.
+    code, defaults = fn.__code__, fn.__defaults__
+    takes_more = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount
+    least = code.co_argcount - (0 if defaults is None else len(defaults))
+    if takes_more or not least <= len(args) <= code.co_argcount:
+        return None
+    return dict(zip(code.co_varnames, args, strict=False))  # Arguments are the first of its variables.
+
+
 @functools.lru_cache(maxsize=4096)
 def hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
     """A function's annotations, or none when they cannot be resolved."""
@@ -261,6 +284,8 @@ def hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
 
 def returns(fn: Callable[..., Any]) -> Any:
     """What a function says it returns; ANY when it does not say."""
+    if type(fn) is types.FunctionType and not fn.__annotations__ and not fn.__dict__:
+        return ANY  # Most lambdas: not looked up, since `hints` would keep alive whatever they hold.
     try:
         return hints(fn).get("return", ANY)
     except TypeError:  # Not hashable.

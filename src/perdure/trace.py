@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from perdure.model.step import Step
 
@@ -27,7 +28,8 @@ def named_key(parent: str, key: str, occurrence: int) -> str:
 
 def scope_of(key: str) -> str:
     """What distinguishes the parents of two calls, read off a key."""
-    return key[:17] if key[16:17] == "/" else ""
+    # A key at the top begins with a mark of its own, whatever slashes its name has.
+    return "" if key[:1] in ("=", "@") else key[:17]
 
 
 def scope_under(parent: str) -> str:
@@ -43,13 +45,17 @@ class Occurrences:
     """Numbers equal calls of one attempt in the order they are made."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
 
     def number(self, parent: str, name: str, digest: str) -> int:
         """0 for the first call of its kind, then 1, 2, …"""
-        place = (parent, name, digest)
-        self._counts[place] += 1
-        return self._counts[place] - 1
+        counts = self._counts[parent]
+        counts[name, digest] += 1
+        return counts[name, digest] - 1
+
+    def restart(self, parent: str) -> None:
+        """The call with this key begins anew: the calls inside it are counted from 0 again."""
+        self._counts.pop(parent, None)
 
 
 class Records:
@@ -69,6 +75,20 @@ class Records:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def add(self, step: Step) -> None:
+        """A record that this attempt has made itself: found when the call around it runs again, no sign of drift."""
+        assert step.key is not None
+        if step.key not in self._by_key:
+            self._under[scope_of(step.key)].append(step.key)
+        self._by_key[step.key] = step
+
+    def run_anew(self, step_index: int, *, now_ms: int) -> None:
+        """The record no longer answers: its error is what made the call around it fail, which runs again."""
+        for key, step in self._by_key.items():
+            if step.step_index == step_index:
+                self._by_key[key] = replace(step, retried_at=now_ms)
+                return
 
     def find(self, key: str) -> Step | None:
         """The record of this call, or None. Looking does not use it up."""
@@ -106,3 +126,10 @@ class Records:
     def in_doubt(self) -> list[Step]:
         """Unused steps above low risk without an outcome, by index."""
         return sorted((step for step in self.unused() if step.is_in_doubt), key=lambda step: step.step_index)
+
+    def in_doubt_under(self, key: str) -> Iterator[Step]:
+        """Steps above low risk without an outcome inside the call with this key, the inner ones first."""
+        for inner in self._under.get(scope_under(key), ()):
+            yield from self.in_doubt_under(inner)
+            if (step := self._by_key[inner]).is_in_doubt:
+                yield step

@@ -59,6 +59,7 @@ def test_a_value_comes_back_as_it_was_written(store: Store) -> None:
 
     row = store.read(lambda tx: tx.one(echo, key="100%:\u00e9\n'"))
 
+    assert row is not None
     assert row == ("100%:\u00e9\n'", 2**62, 1, 2**62)
     assert [type(cell) for cell in row] == [str, int, int, int]
     assert store.read(lambda tx: tx.one(body, hash=b"h")) == (bytes(range(256)),)

@@ -103,8 +103,7 @@ def test_overdue_tasks_are_found_at_once_without_an_owner_and_after_the_grace_ti
     world.admit()
 
     def overdue() -> set[str]:
-        found = world.store.read(lambda tx: tx.all(tasks.Q.overdue, grace_ms=5000, limit=10))
-        return {row[0] for row in found}
+        return set(world.store.read(task_lists.overdue, grace_ms=5000))
 
     world.clock.advance(999)
     assert overdue() == set()

@@ -1,6 +1,8 @@
-"""Lists: newest first, a strict cursor, clamped limits, and what people type finds exactly one thing or says why not."""
+"""Lists: newest first, a strict cursor, clamped limits, and what people type finds one thing or says why not."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from perdure.store.task_lists import Cursor
 from tests.world import World, ids, new_task
 
 
-def _many(world: World, count: int, **fields: str) -> list[Task]:
+def _many(world: World, count: int, **fields: Any) -> list[Task]:
     """Tasks of which each two were admitted in the same millisecond."""
     found = []
     for number in range(count):
@@ -207,12 +209,13 @@ def test_the_newest_open_task_of_the_same_work_is_found(world: World) -> None:
     assert like() is None
 
 
-def test_outcomes_are_given_for_those_that_have_ended(world: World) -> None:
+def test_an_outcome_is_given_once_a_task_has_ended(world: World) -> None:
     open_one, claim = world.admit(), world.start()
     world.complete(claim, "result")
 
     assert world.store.read(task_lists.outcome, open_one.id) is None
-    outcomes = world.store.read(task_lists.outcomes, [open_one.id, claim.task.id, "nowhere"])
-    assert list(outcomes) == [claim.task.id]
+    outcome = world.store.read(task_lists.outcome, claim.task.id)
+    assert outcome is not None
+    assert (outcome.status, outcome.result, outcome.error) == ("completed", b'"result"', None)
     with pytest.raises(NotFound):
         world.store.read(task_lists.outcome, "nowhere")

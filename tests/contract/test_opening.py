@@ -248,8 +248,8 @@ def careless_postgres_url(postgres_url: str) -> str:
     """A database whose defaults break promises."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         name = connection.info.dbname
-        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-        connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+        for careless in ("synchronous_commit = off", "default_transaction_isolation = 'repeatable read'"):
+            connection.execute(f"ALTER DATABASE {name} SET {careless}".encode())
     return postgres_url
 
 
@@ -357,3 +357,31 @@ def test_a_forked_child_does_not_keep_its_dead_parents_lock(store: Store, store_
 
         assert store.read(keys) == ["whole"]
         parent.say("end")
+
+
+# -- hints between processes -----------------------------------------------------------------
+
+_LISTENING = """
+import sys, threading
+from perdure.store import open_store
+
+rings = threading.Semaphore(0)
+with open_store(sys.argv[1]) as store:
+    store.database.listen(rings.release)
+    if store.database.dialect == "postgres":
+        rings.acquire()  # once, when it begins to listen
+    print("listening", flush=True)
+    rings.acquire()
+    print("heard", flush=True)
+"""
+
+
+@on_disk
+def test_a_hint_reaches_another_process(store: Store, store_url: str) -> None:
+    with Script(_LISTENING, store_url) as listener:
+        assert listener.hear() == "listening"
+
+        store.call(put, "a", hint=True)
+
+        assert listener.hear() == "heard"
+        assert listener.wait() == 0

@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from perdure.clock import FakeClock, SeededIds
-from perdure.errors import StoreBusy, StoreFull
+from perdure.errors import StoreBusy, StoreClosed, StoreFull
 from perdure.settings import Settings
 from perdure.store import Store, open_store
 from perdure.store.database import ThreadWaiter
@@ -107,6 +107,18 @@ def test_the_lock_excludes_after_a_wait_was_given_up(tmp_path: Path) -> None:
         second.drop()
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("way", ["write", "read"])
+def test_a_call_that_closing_overtakes_is_answered(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    waiter: ThreadWaiter[list[str]] = ThreadWaiter()
+    # The store closes between the check whether it is open and the submission.
+    monkeypatch.setattr(store.database, "_check_usable", store.database.close)
+
+    getattr(store.database, way)(keys, waiter)
+
+    with pytest.raises(StoreClosed):
+        waiter.wait()
 
 
 def test_processes_that_write_at_once_share_the_file(tmp_db: Path) -> None:

@@ -187,7 +187,7 @@ with open_store(sys.argv[1]) as store:
 
 def test_what_was_answered_survives_kill_9_and_the_next_writer_goes_on_at_once(tmp_db: Path) -> None:
     answered: list[str] = []
-    for turn in range(6):
+    for turn in range(4):
         with Script(_WRITING, str(tmp_db), f"{turn}x") as writer:
             answered += [writer.hear() for _ in range(5 + 7 * turn)]
             writer.kill()
@@ -200,4 +200,4 @@ def test_what_was_answered_survives_kill_9_and_the_next_writer_goes_on_at_once(t
     pairs = sorted({key.rpartition("-")[0] for key in there})
     assert there == [f"{key}-{half}" for key in pairs for half in ("a", "b")]
     assert set(answered) <= set(pairs)
-    assert len(pairs) - len(answered) <= 6
+    assert len(pairs) - len(answered) <= 4

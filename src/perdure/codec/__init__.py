@@ -10,7 +10,7 @@ from __future__ import annotations
 from perdure.codec.blobs import Packed, digest, pack, unpack
 from perdure.codec.decoding import decode, roundtrip
 from perdure.codec.encoding import encode
-from perdure.codec.evidence import evidence
+from perdure.codec.evidence import evidence, mask, mask_text
 from perdure.codec.fitting import ANY
 from perdure.codec.table import DEFAULT_LIMIT, MAX_DEPTH, TAG
 
@@ -24,6 +24,8 @@ __all__ = [
     "digest",
     "encode",
     "evidence",
+    "mask",
+    "mask_text",
     "pack",
     "roundtrip",
     "unpack",

@@ -6,12 +6,15 @@ mark that says what stood there; it never calls a user's `repr`, and no address,
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import types
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from perdure.codec.encoding import is_plain, sort_plain
 from perdure.codec.stack import with_room
@@ -50,6 +53,35 @@ def evidence(value: object, *, secrets: Collection[str] = (), limit: int = DEFAU
         return with_room(lambda: _take(value, hidden, limit))
     except RecursionError:
         return to_json({TAG: "cut", "v": "nested too deep for any stack"})
+
+
+def mask(body: bytes, secrets: Collection[str]) -> bytes:
+    """Canonical JSON of an encoded value with the exact text of every secret masked, in bytes too."""
+    hidden = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
+    return to_json(with_room(lambda: _masked(msgspec.json.decode(body), hidden)))
+
+
+def mask_text(text: str, secrets: Collection[str]) -> str:
+    """Text with the exact text of every secret masked."""
+    return _mask(text, sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret)))
+
+
+def _masked(value: Plain, hidden: Sequence[str]) -> Plain:
+    match value:
+        case str():
+            return _mask(value, hidden)
+        case list():
+            return [_masked(part, hidden) for part in value]
+        case dict() if value.get(TAG) == "bytes" and isinstance(value.get("v"), str):
+            kept = base64.b64decode(str(value["v"]))
+            return value | {"v": base64.b64encode(_mask_bytes(kept, hidden)).decode("ascii")}
+        case dict():
+            return {
+                _mask(key, hidden): part if key == TAG or (key == "class" and TAG in value) else _masked(part, hidden)
+                for key, part in value.items()
+            }
+        case _:
+            return value
 
 
 def _take(value: object, hidden: Sequence[str], limit: int) -> bytes:
@@ -179,9 +211,7 @@ class _Evidence:
         return masked
 
     def _mask_bytes(self, value: bytes) -> bytes:
-        # Latin-1 gives each byte a character and back, so one way of masking serves text and bytes.
-        hidden = [secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in self._hidden]
-        return _mask(value.decode("latin-1"), hidden).encode("latin-1")
+        return _mask_bytes(value, self._hidden)
 
     def _name(self, value: object) -> Plain:
         if is_a(value, type):
@@ -197,6 +227,12 @@ class _Evidence:
 
 def _dotted(cls: type) -> str:
     return name_class(cls).replace(":", ".")
+
+
+def _mask_bytes(value: bytes, hidden: Sequence[str]) -> bytes:
+    # Latin-1 gives each byte a character and back, so one way of masking serves text and bytes.
+    as_text = [secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in hidden]
+    return _mask(value.decode("latin-1"), as_text).encode("latin-1")
 
 
 def _mask(text: str, hidden: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ class EventKind(StrEnum):
     PULSES_DROPPED = "pulses_dropped"
     DRIFT = "drift"
     CALL_RUN_AGAIN = "call_run_again"
+    CALL_ENDED_LATE = "call_ended_late"
+    ANSWER_VOIDED = "answer_voided"
     AI_STREAMING = "ai_streaming"
     PROGRESS = "progress"
     LOG = "log"

@@ -7,6 +7,7 @@ Does not decide what recovery does with a task; that is recovery.py, which looks
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from perdure.errors import BadInput
 
@@ -22,15 +23,7 @@ class Risk(StrEnum):
     @property
     def rank(self) -> int:
         """0 for low up to 3 for critical."""
-        match self:
-            case Risk.LOW:
-                return 0
-            case Risk.MEDIUM:
-                return 1
-            case Risk.HIGH:
-                return 2
-            case Risk.CRITICAL:
-                return 3
+        return _RANKS[self]
 
     @classmethod
     def parse(cls, text: str) -> Risk:
@@ -56,11 +49,14 @@ class Risk(StrEnum):
         return self.rank >= Risk.parse(other).rank
 
 
+_RANKS: Final = {risk: rank for rank, risk in enumerate(Risk)}
+
+
 def highest(*risks: Risk) -> Risk:
     """The most severe of these risks. Raises BadInput when there are none: nothing known is not the same as low."""
     if not risks:
         raise BadInput("risks: there is no highest of none; pass at least one risk", field="risks")
-    return max(Risk.parse(risk) for risk in risks)
+    return max(map(Risk.parse, risks), key=_RANKS.__getitem__)
 
 
 def should_auto_resume(risk: Risk) -> bool:

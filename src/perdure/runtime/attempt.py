@@ -349,6 +349,10 @@ class Attempt:
         """Run an agent as a child task."""
         return await durable.run_agent(self, call)
 
+    def as_run_here(self, call: Call) -> Call:
+        """The call as it really runs: itself. A test world puts a stand-in in its place."""
+        return call
+
     @property
     def is_on_loop(self) -> bool:
         """Whether the caller is on the attempt's event loop."""
@@ -410,7 +414,7 @@ class Attempt:
     def spent(self, call: Call, usage: Usage | None) -> None:
         """Count what a call has consumed."""
         counted = Usage(0, 0, 0.0, int(call.kind is StepKind.TOOL_CALL), int(call.kind is StepKind.MODEL_CALL))
-        self._spent = self._spent.plus(counted).plus(usage or Usage())
+        self._spent = self._spent.plus(counted if usage is None else counted.plus(usage))
 
     @property
     def budget_left(self) -> Budget:

@@ -13,7 +13,7 @@ from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """What to record and what to run. `input` is evidence and makes the digest; `args` are what really goes in."""
 
@@ -35,6 +35,7 @@ class Call:
     annotation: Any = ANY
     is_async: bool = True
     tells_apart: bool = True  # False where equal calls may swap their results: now, uuid, random
+    is_running: bool = False  # from the start of its function until its outcome is on record
 
     @property
     def is_dangerous(self) -> bool:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure import ambient, codec
@@ -18,6 +19,7 @@ from perdure.runtime import doubts, live, stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.journal import unpacked
 from perdure.store import messages
+from perdure.trace import ROOT
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -35,28 +37,43 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     """Answer or run one call. Raises what the call raised, as a stand-in that is the same on replay."""
     attempt.check()
     journal = attempt.journal
-    parent = ambient.require(call.name).parent_key
+    scope = ambient.require(call.name)
+    if scope.is_over:
+        raise asyncio.CancelledError("the call around this one has been cut off")
+    if scope.secrets:
+        call.secrets = (*call.secrets, *scope.secrets)
+    parent = scope.parent_key
     body = codec.evidence(call.input, secrets=call.secrets)
     key = journal.key_of(call, body, parent=parent)
+    await journal.until_settled(key)
     record = journal.records.find(key)
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
         return answer(attempt, call, record)
-    journal.opened(call, parent)
-    try:
-        async with attempt.waits.call():
-            try:
-                if record is not None and record.is_in_doubt:
-                    journal.used(key)
-                    return await doubts.settle(attempt, call, record, body)
+    with attempt.open_call(call):
+        if parent == ROOT:
+            await attempt.until_calls_may_begin()
+        with journal.opened(call, key, body, parent=parent):
+            async with attempt.waits.call():
                 if record is None:
                     await _settle_drift(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
-                return await run(attempt, call, key=key, body=body, record=record)
-            except live.InDoubt as doubt:
-                return await doubts.settle_fresh(attempt, call, doubt.step, cause=doubt.cause)
-    finally:
-        journal.closed(call, parent)
+                return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)
+
+
+async def _run_or_settle(
+    attempt: Attempt, call: Call, run: Run, *, key: str, body: bytes, record: Step | None
+) -> Any:
+    cut: live.InDoubt | None = None
+    while True:
+        try:
+            if cut is not None:
+                return await doubts.settle_fresh(attempt, call, cut.step, cause=cut.cause)
+            if record is not None and record.is_in_doubt:
+                return await doubts.settle(attempt, call, record, body)
+            return await run(attempt, call, key=key, body=body, record=record)
+        except live.InDoubt as doubt:
+            cut = doubt
 
 
 def answer(attempt: Attempt, call: Call, record: Step) -> Any:
@@ -82,12 +99,15 @@ async def _settle_drift(attempt: Attempt, call: Call, *, parent: str, key: str, 
         told = {"name": call.name, "unused": [step.step_index for step in unused][:20]}
         await journal.write_softly(messages.emit_owned, journal.fence, EventKind.DRIFT, told)
         return
-    settle_ms = attempt.host.settings.drift_settle_ms
-    while (quiet_ms := journal.store.clock.boot_ms() - journal.last_answer_ms) < settle_ms:
-        await attempt.host.pause((settle_ms - quiet_ms + 1) / 1000)
-    unused = journal.records.unused_of(parent, call.name)
-    if not unused:
-        return
+    answered = -1
+    while answered != journal.answered:
+        answered = journal.answered
+        await attempt.host.pause(attempt.host.settings.drift_settle_ms / 1000)
+        for _ in range(3):
+            await asyncio.sleep(0)  # A loop that was busy all the while lets the other branches go on first.
+        unused = journal.records.unused_of(parent, call.name)
+        if not unused:
+            return
     recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
     why = f"The code now makes a call that is not on record, while {recorded} of {call.name} lies unused."
     if attempt.definition.drift == "error":

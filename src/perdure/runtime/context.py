@@ -192,7 +192,7 @@ async def _tell_once(name: str, kind: str, payload: Any, *, content: codec.Packe
         kind=StepKind.VALUE, name=name, fn=_none, input={"kind": kind, "payload": payload}, tells_apart=False
     )
 
-    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Any) -> None:
+    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: object) -> None:  # noqa: ARG001  # As calls.Run asks.
         made = attempt.journal.step(call, key=key, body=body)
         told = payload if isinstance(payload, dict) else {"value": payload}
         if content is not None:

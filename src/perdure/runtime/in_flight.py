@@ -1,24 +1,33 @@
-"""Calls that may still be inside their function, over all attempts of this process.
+"""Calls above low risk that may still be inside their function, over all attempts of this process.
 
 A call that timed out, or whose attempt was cancelled, may still be running in its thread: until it has returned,
-nobody may run it again.
+nobody may run it again. How it ended after its caller had left is kept, as the last word about it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+
+from perdure.clock import Clock
+from perdure.store.steps import LastWord, WordKind
+
+Place = tuple[str, str]
 
 
 class InFlightCalls:
     """The running calls by task and key. Belongs to one event loop."""
 
-    def __init__(self) -> None:
-        self._running: dict[tuple[str, str], set[asyncio.Future[Any]]] = {}
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._running: dict[Place, set[asyncio.Future[Any]]] = {}
+        self._words: dict[Place, LastWord] = {}
 
     def add(self, task_id: str, key: str, running: asyncio.Future[Any]) -> None:
-        """A call has started; it counts until `running` is done."""
+        """A call has started; it counts until `running` is done, which a thread is only when it has returned."""
         place = (task_id, key)
+        self._words.pop(place, None)
         self._running.setdefault(place, set()).add(running)
 
         def returned(done: asyncio.Future[Any]) -> None:
@@ -31,9 +40,44 @@ class InFlightCalls:
 
         running.add_done_callback(returned)
 
+    def leave(
+        self,
+        word: LastWord,
+        running: asyncio.Future[Any] | None,
+        tell: Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]] | None = None,
+    ) -> None:
+        """The caller goes away without an outcome; `tell` says later how the call ended. None: it never started."""
+        place = (word.task_id, word.key)
+        if running is None or tell is None:
+            self._words[place] = word._replace(at_ms=self._clock.now_ms())
+            return
+
+        def returned(done: asyncio.Future[Any]) -> None:
+            kind, body = tell(done)
+            self._words[place] = word._replace(kind=kind, body=body, at_ms=self._clock.now_ms())
+
+        running.add_done_callback(returned)
+
+    def word(self, task_id: str, key: str) -> LastWord | None:
+        """How a call that its caller had left has ended, if that is known."""
+        return self._words.get((task_id, key))
+
+    def forget(self, task_id: str, key: str) -> None:
+        """The call's outcome is on record."""
+        self._words.pop((task_id, key), None)
+
+    def words(self) -> list[LastWord]:
+        """Every last word so far, for whoever goes on with those tasks."""
+        return list(self._words.values())
+
     def holds(self, task_id: str, key: str) -> bool:
         """Whether the call may still be running."""
         return (task_id, key) in self._running
+
+    async def until_returned(self, task_id: str, key: str) -> None:
+        """Wait until the call has returned."""
+        while running := self._running.get((task_id, key)):
+            await asyncio.wait(running)
 
     def all(self) -> frozenset[asyncio.Future[Any]]:
         """Everything that runs now."""

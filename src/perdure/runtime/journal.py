@@ -7,17 +7,20 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure import codec
-from perdure.errors import AmbiguousStep, StoreError
+from perdure.errors import AmbiguousStep, PerdureError, StoreError
 from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.call import Call
 from perdure.store import Store, Transaction, aio, steps
-from perdure.trace import Occurrences, Records, call_key, named_key
+from perdure.store.sessions import check_id
+from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,12 +36,13 @@ class Journal:
         self.records = Records()
         self.message_keys: frozenset[str] = frozenset()
         self.risk_seen = Risk.parse(claim.task.risk_seen)
-        self.last_answer_ms = 0
         self.answered = 0
         self.last_seq = claim.task.event_seq
-        self.is_live = claim.task.step_count <= 1
+        self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
-        self._open_without_input: set[tuple[str, str]] = set()
+        self._open_alike: Counter[tuple[str, str]] = Counter()
+        self._open_keyed: dict[str, tuple[str, str]] = {}
+        self._running: dict[str, asyncio.Future[None]] = {}
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
@@ -46,10 +50,11 @@ class Journal:
         """Read the history, in one query. A first attempt has none. Raises Damaged when it cannot be read."""
         if self.task.attempt <= 1:
             return
-        trace = await aio.read(self.store, steps.trace, self.task.id)
-        self.records = Records(trace.steps, replay_from=self.task.replay_from)
+        # From where a person said to begin: what lies before may be what could not be read.
+        first = self.task.replay_from
+        trace = await aio.read(self.store, steps.trace, self.task.id, from_index=first)
+        self.records = Records(trace.steps, replay_from=first)
         self.message_keys = trace.message_keys
-        self.is_live = self.records.is_exhausted
 
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -80,25 +85,52 @@ class Journal:
 
     def key_of(self, call: Call, body: bytes, *, parent: str) -> str:
         """The key of a call. Raises AmbiguousStep when a replay could not tell it from one that is open."""
+        digest = codec.digest(body)
         if call.key is not None:
-            return named_key(parent, call.key, self._occurrences.number(parent, call.name, "@" + call.key))
-        if call.tells_apart and not call.input and (parent, call.name) in self._open_without_input:
+            check_id(call.key, "key")
+            if self._open_keyed.get(place := f"{parent}@{call.key}", (call.name, digest)) != (call.name, digest):
+                raise AmbiguousStep(
+                    f"key {call.key!r} names another call that is still open: after a restart their results could be "
+                    f"swapped. Give each call a key of its own.",
+                    field="key",
+                )
+            return named_key(parent, call.key, self._occurrences.number(parent, "", place))
+        if call.tells_apart and not call.input and self._open_alike[parent, call.name]:
             raise AmbiguousStep(
                 f"two calls of {call.name} without input are open at once: after a restart their results could be "
                 f"swapped. Give each a key: .options(key=…)",
                 field="key",
             )
-        digest = codec.digest(body)
         return call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
 
-    def opened(self, call: Call, parent: str) -> None:
-        """A call is about to run; calls without input may not overlap."""
-        if call.key is None and not call.input:
-            self._open_without_input.add((parent, call.name))
+    @contextmanager
+    def opened(self, call: Call, key: str, body: bytes, *, parent: str) -> Iterator[None]:
+        """Around a call that runs: a second one that a replay could not tell from it is refused meanwhile."""
+        alike, keyed = (parent, call.name), f"{parent}@{call.key}"
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running[key] = ended
+        if call.key is not None:
+            self._open_keyed[keyed] = (call.name, codec.digest(body))
+        elif not call.input:
+            self._open_alike[alike] += 1
+        try:
+            yield
+        finally:
+            ended.set_result(None)
+            self._running.pop(key, None)
+            if call.key is not None:
+                self._open_keyed.pop(keyed, None)
+            elif not call.input:
+                self._open_alike[alike] -= 1
 
-    def closed(self, call: Call, parent: str) -> None:
-        """The call has its outcome."""
-        self._open_without_input.discard((parent, call.name))
+    async def until_settled(self, key: str) -> None:
+        """Wait while this very call still runs: the call around it was cut off and begins anew."""
+        while (running := self._running.get(key)) is not None:
+            await asyncio.wait({running})
+
+    def restart(self, key: str) -> None:
+        """The call with this key begins anew: the calls it makes are found again from the first."""
+        self._occurrences.restart(key)
 
     # -- replay -----------------------------------------------------------------------------
 
@@ -106,7 +138,15 @@ class Journal:
         """A record has answered its call."""
         self.records.use(key)
         self.answered += 1
-        self.last_answer_ms = self.store.clock.boot_ms()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the attempt has gone beyond its records."""
+        return self._has_run_live or self.records.is_exhausted
+
+    def runs_live(self) -> None:
+        """A call is made that no record answers."""
+        self._has_run_live = True
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -121,7 +161,8 @@ class Journal:
         child_task_id: str | None = None,
     ) -> steps.NewStep:
         """A call as the store takes it."""
-        self.risk_seen = highest(self.risk_seen, call.risk)
+        if call.risk is not self.risk_seen:
+            self.risk_seen = highest(self.risk_seen, call.risk)
         return steps.NewStep(
             kind=call.kind,
             name=call.name,
@@ -137,24 +178,33 @@ class Journal:
 
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None) -> int:
         """Make a call's intent durable."""
-        self.is_live = True
         written = await self.write(steps.begin, self.fence, step, question_id=question_id)
         self.last_seq = written.last_seq
+        self._keep(step, written.step_index, None)
         return written.step_index
 
     async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
         """Make a call's outcome durable, with the notes that belong to it."""
-        self.is_live = True
-        if self._notes:
-            notes, self._notes = self._notes, []
+        notes, self._notes = self._notes, []
+        if notes:
             result = steps.with_notes(result, notes)
-        written = await self.write(steps.complete, self.fence, step, result, begun=begun)
+        try:
+            written = await self.write(steps.complete, self.fence, step, result, begun=begun)
+        except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
+            self._notes = [*notes, *self._notes]
+            raise
         self.last_seq = written.last_seq
+        self._keep(step, written.step_index, result)
         return written.step_index
+
+    def _keep(self, step: steps.NewStep, index: int, result: steps.Result | None) -> None:
+        """Find a call inside another one again, should that one run a second time in this attempt."""
+        if scope_of(step.key):
+            self.records.add(steps.as_record(step, result, self.task.id, index, self.task.attempt))
 
     def note(self, note: Note) -> None:
         """Keep a note for the next step; nothing is noted while records answer."""
-        if self.is_live or self.records.is_exhausted:
+        if self.is_live:
             self._notes.append(note)
 
     def take_notes(self) -> Sequence[Note]:

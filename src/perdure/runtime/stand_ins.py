@@ -1,44 +1,55 @@
 """Errors as data, and back as stand-ins: live and on replay agent code catches the same thing.
 
-A stand-in is caught by `except TheOriginalClass` (when its module is loaded) and by `except ToolError`; it has the
-original's text and plain attributes. The original's constructor is never called.
+A stand-in is caught by `except TheOriginalClass` (when it can be found by its name in a loaded module) and by
+`except ToolError`; it has the original's text, arguments and plain attributes. The original's constructor is never
+called.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 from perdure import codec
-from perdure.errors import Denied, Error, NotSerializable, OutcomeUnknown, PerdureError, ToolError
+from perdure.errors import Denied, Error, NotSerializable, OutcomeUnknown, PerdureError, StoreError, ToolError
 from perdure.policy.retry import classify
 
-_TEXT_LIMIT = 10_000
+_TEXT_LIMIT: Final = 10_000
+_ATTRIBUTE_LIMIT_BYTES: Final = 100_000
+# What the interpreter itself puts there: the object that lacks an attribute may be anything, and hold anything.
+_NOT_TOLD: Final = frozenset({"obj", "exceptions", "with_traceback", "name_from"})
 
 
 def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
     """An exception as data; never fails, whatever its `str` or attributes do. Secrets are masked."""
     attributes = {}
-    for name, value in list(getattr(exc, "__dict__", {}).items()):
-        if not isinstance(name, str) or name.startswith("_"):
-            continue
+    for name, value in _attributes(exc):
         try:
-            attributes[name] = codec.decode(mask(codec.encode(value, limit=_TEXT_LIMIT), secrets))
+            body = codec.encode(value, limit=_ATTRIBUTE_LIMIT_BYTES)
         except NotSerializable:
-            continue  # A client, a request: of no use after a restart.
-    return Error(class_name(exc), mask_text(text_of(exc), secrets), classify(exc).value, attributes)
+            if not isinstance(value, Error):
+                continue  # A client, a request: of no use after a restart.
+            # How a child failed is kept in any case: its reader counts on it.
+            body = codec.encode(replace(value, attributes={}))
+        attributes[name] = codec.decode(codec.mask(body, secrets) if secrets else body)
+    text = codec.mask_text(text_of(exc), secrets)
+    return Error(class_name(exc), text, classify(exc).value, attributes)
 
 
 def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -> BaseException:
     """The stand-in for a recorded error. `live` is the original when it was raised in this process."""
-    original = type(live) if live is not None else _find(error.type)
+    # Found by name also when it is at hand: a class that a replay cannot find is caught by no agent in either run.
+    original = _find(error.type)
     bases: tuple[type[BaseException], ...] = (ToolError,)
     if original is not None and not issubclass(ToolError, original):
         bases = (original,) if issubclass(original, ToolError) else (ToolError, original)
     try:
         stand_in = _instance(bases, error, tool)
-    except TypeError:  # The layouts of two C classes cannot be joined.
+    # The layouts of two classes of C cannot be joined, or a class has a will of its own about who derives from it.
+    except Exception:  # noqa: BLE001
         stand_in = _instance((ToolError,), error, tool)
     if live is not None:
         stand_in.__cause__ = live
@@ -49,23 +60,51 @@ def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -
     name = error.type.rpartition(".")[2] or "ToolError"
     kind = type(name, bases, {"__module__": error.type.rpartition(".")[0] or __name__, "__str__": _text})
     made: BaseException = kind.__new__(kind)
-    made.args = (error.message,)
+    given = error.attributes.get("args")
+    made.args = tuple(given) if isinstance(given, list) else (error.message,)
+    made.__dict__["_perdure_text"] = error.message
     for attribute, value in error.attributes.items():
-        try:
-            setattr(made, attribute, value)
-        except (AttributeError, TypeError):
-            continue  # A read-only property of the original class.
+        if attribute != "args":
+            _set(made, attribute, value)
     for attribute, value in (("tool", tool), ("type", error.type), ("message", error.message)):
         if attribute not in error.attributes:
-            setattr(made, attribute, value)
+            _set(made, attribute, value)
     if isinstance(made, Denied):
         made.reason = str(error.attributes.get("reason", ""))
         made.by = str(error.attributes.get("by", ""))
     return made
 
 
+def _set(made: BaseException, attribute: str, value: object) -> None:
+    try:
+        setattr(made, attribute, value)
+    except Exception:  # noqa: BLE001, S110  # A property of the original class, which may do anything.
+        pass
+
+
 def _text(self: BaseException) -> str:
-    return str(self.args[0]) if self.args else ""
+    return str(self.__dict__.get("_perdure_text", ""))
+
+
+def _attributes(exc: BaseException) -> Iterator[tuple[str, object]]:
+    """Arguments, plain attributes, and those that classes of C and slots keep outside of the dict."""
+    yield "args", list(BaseException.args.__get__(exc))  # type: ignore[attr-defined]  # a descriptor of C
+    space = BaseException.__dict__["__dict__"].__get__(exc)
+    names = dict.fromkeys(name for name in space if isinstance(name, str))
+    for kind in type(exc).__mro__[:-1]:
+        if kind in (BaseException, Exception):
+            continue
+        fields = (types.MemberDescriptorType, types.GetSetDescriptorType)
+        names |= dict.fromkeys(name for name, what in vars(kind).items() if isinstance(what, fields))
+    for name in names:
+        if name.startswith("_") or name in _NOT_TOLD:
+            continue
+        try:
+            value = space[name] if name in space else getattr(exc, name)
+        except Exception:  # noqa: BLE001, S112  # Not set, or a slot that is read by code of its own.
+            continue
+        if value is not None:
+            yield name, value
 
 
 def outcome_unknown(tool: str, reason: str) -> OutcomeUnknown:
@@ -80,26 +119,17 @@ def class_name(exc: BaseException) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """An exception's text, or its class's name when it has none to give."""
+    """An exception's text, or its class's name when it has none to give. Every store can hold it."""
     try:
-        return str(exc)[:_TEXT_LIMIT]
+        text = str(exc)[:_TEXT_LIMIT]
     except Exception:  # noqa: BLE001  # Its __str__ fails; its name must do.
         return type(exc).__name__
+    return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def mask(body: bytes, secrets: tuple[str, ...]) -> bytes:
-    """Canonical JSON with the exact text of every secret replaced."""
-    for secret in secrets:
-        for form in (secret, secret.replace("\\", "\\\\").replace('"', '\\"')):
-            body = body.replace(form.encode("utf-8", "replace"), b"[secret]")
-    return body
-
-
-def mask_text(text: str, secrets: tuple[str, ...]) -> str:
-    """Text with every secret replaced."""
-    for secret in secrets:
-        text = text.replace(secret, "[secret]")
-    return text
+def to_body(error: Error) -> bytes:
+    """An error as the output of a step."""
+    return codec.encode(to_json(error))
 
 
 def to_json(error: Error) -> Mapping[str, Any]:
@@ -119,15 +149,27 @@ def from_json(value: Any) -> Error:
 
 def _find(name: str) -> type[BaseException] | None:
     """The class by its recorded name, among loaded modules only; nothing is imported for it."""
-    module, _, qualname = name.rpartition(".")
-    found: Any = sys.modules.get(module or "builtins")
+    module, qualname = name, ""
+    while module:
+        # The longest name of a loaded module is the module; the rest leads to the class, also inside another one.
+        if (found := sys.modules.get(module)) is not None and qualname:
+            break
+        module, _, part = module.rpartition(".")
+        qualname = f"{part}.{qualname}" if qualname else part
+    space: Any = found if module else sys.modules["builtins"]
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, Exception):
-        return found
+        space = vars(space).get(part) if isinstance(space, type | types.ModuleType) else None
+    if isinstance(space, type) and issubclass(space, Exception):
+        return space
     return None
 
 
 def is_final(exc: BaseException) -> bool:
-    """Perdure's own errors end a task at once: doing it again would end the same way."""
-    return isinstance(exc, PerdureError) and not type(exc).__mro__[0].__module__.startswith("perdure.store")
+    """Whether doing it again would end the same way: perdure's own errors, save those that stand for a tool's."""
+    if isinstance(exc, ToolError):
+        own = (Denied, OutcomeUnknown)
+        return isinstance(exc, own) or any(
+            issubclass(kind, PerdureError) and not issubclass(kind, ToolError) and kind is not PerdureError
+            for kind in type(exc).__mro__
+        )
+    return isinstance(exc, PerdureError) and not isinstance(exc, StoreError)

@@ -119,6 +119,7 @@ class Sweeper:
                 "verdict": recovered.decision.verdict,
                 "steps": recovered.task.step_count,
                 "question": recovered.question_id or "",
+                "text": recovered.decision.question.text if recovered.decision.question is not None else "",
             }
             self._worker.say("recovered", facts)
 

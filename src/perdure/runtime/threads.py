@@ -11,9 +11,30 @@ import concurrent.futures
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 R = TypeVar("R")
+
+
+@runtime_checkable
+class CountsThreads(Protocol):
+    """An event loop that must know whether threads work for it: one whose time stands still meanwhile."""
+
+    def thread_goes_on(self) -> None:
+        """One more thread works. Called on the loop, before the thread can notice."""
+        ...
+
+    def thread_rests(self) -> None:
+        """A thread has ended, or waits for the loop now. Called in that thread, after it told the loop why."""
+        ...
+
+
+class _Thread(threading.Thread):
+    """A thread that works for a loop."""
+
+    def __init__(self, target: Callable[[], None], name: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self.counter = loop if isinstance(loop, CountsThreads) else None
 
 
 async def run_in_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str) -> R:
@@ -44,10 +65,15 @@ def start_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str
             error = caught
         try:
             loop.call_soon_threadsafe(settle, result, error)
+            if thread.counter is not None:
+                thread.counter.thread_rests()
         except RuntimeError:
             return  # The loop has closed; nobody waits any more.
 
-    threading.Thread(target=work, name=f"perdure-{name}", daemon=True).start()
+    thread = _Thread(work, f"perdure-{name}", loop)
+    if thread.counter is not None:
+        thread.counter.thread_goes_on()
+    thread.start()
     return future
 
 
@@ -64,9 +90,14 @@ def block_on(
     answer: concurrent.futures.Future[R] = concurrent.futures.Future()
     context = contextvars.copy_context()
 
+    me = threading.current_thread()
+    counter = me.counter if isinstance(me, _Thread) else None
+
     def finish(task: asyncio.Task[R]) -> None:
         if answer.cancelled():
             return
+        if counter is not None:
+            counter.thread_goes_on()
         if task.cancelled():
             answer.cancel()
             answer.set_running_or_notify_cancel()
@@ -81,4 +112,6 @@ def block_on(
         started(task)
 
     loop.call_soon_threadsafe(begin)
+    if counter is not None:
+        counter.thread_rests()
     return answer.result()

@@ -43,19 +43,36 @@ def refuse_lost(name: str, risk: Risk) -> None:
 # -- functions that nobody decorated --------------------------------------------------------
 
 
-class ModelVerb:
+class Verb:
+    """A way to call a function that nobody decorated: what kind of step it is, how bad a second run, and the key."""
+
+    def __init__(self, kind: StepKind, risk: Risk, *, key: str | None = None) -> None:
+        self.kind, self.risk, self.key = kind, risk, key
+
+    async def record(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call `fn`, or return what a record holds; outside a task only call it."""
+        attempt = here()
+        if attempt is None:
+            refuse_lost(name, self.risk)
+            return await plain(fn, args, kwargs)
+        if isinstance(definitions.definition_of(fn), definitions.ToolDefinition):
+            # A decorated tool knows its risk better than the verb does.
+            tool = cast("definitions.AnyTool", fn) if self.key is None else cast("Any", fn).options(key=self.key)
+            return await _perform(attempt, call_of(tool, args, kwargs))
+        described = from_function(self.kind, fn, args, kwargs, name=name, risk=self.risk, key=self.key)
+        return await calls.perform(attempt, described)
+
+
+class ModelVerb(Verb):
     """`await model(fn, …)`: ask a model. Recorded at low risk, tokens counted where the result carries `.usage`.
 
     May run again after a crash in the middle of it. Inside a task raises what `fn` raised, as a stand-in that is the
     same on replay.
     """
 
-    def __init__(self, kind: StepKind, risk: Risk, *, key: str | None = None) -> None:
-        self.kind, self.risk, self.key = kind, risk, key
-
     def options(self, *, key: str) -> ModelVerb:
         """The same verb with a key, which replaces name and input when the record is looked for."""
-        return ModelVerb(self.kind, self.risk, key=_checked(key))
+        return ModelVerb(self.kind, self.risk, key=check_key(key))
 
     @overload
     async def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -63,24 +80,19 @@ class ModelVerb:
     async def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     async def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
-        if not callable(fn):
-            raise BadInput("give a function, then its arguments", field="fn")
-        return await _recorded(self.kind, self.risk, name_of(fn), fn, args, kwargs, key=self.key)
+        return await self.record(check_function(fn), fn, args, kwargs)
 
 
-class NamedVerb:
+class NamedVerb(Verb):
     """`await read(name, fn, …)` changes nothing and may run again; `await step(name, fn, …)` may not.
 
     Both record the call under `name`. Inside a task they raise what `fn` raised, as a stand-in that is the same on
     replay. A `step` is high risk: cut off by a crash, a person is asked whether it happened.
     """
 
-    def __init__(self, kind: StepKind, risk: Risk, *, key: str | None = None) -> None:
-        self.kind, self.risk, self.key = kind, risk, key
-
     def options(self, *, key: str) -> NamedVerb:
         """The same verb with a key, which replaces name and input when the record is looked for."""
-        return NamedVerb(self.kind, self.risk, key=_checked(key))
+        return NamedVerb(self.kind, self.risk, key=check_key(key))
 
     @overload
     async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -88,8 +100,7 @@ class NamedVerb:
     async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
-        _check_named(name, fn)
-        return await _recorded(self.kind, self.risk, name, fn, args, kwargs, key=self.key)
+        return await self.record(check_named(name, fn), fn, args, kwargs)
 
 
 model = ModelVerb(StepKind.MODEL_CALL, Risk.LOW)
@@ -97,37 +108,26 @@ read = NamedVerb(StepKind.TOOL_CALL, Risk.LOW)
 step = NamedVerb(StepKind.TOOL_CALL, Risk.HIGH)
 
 
-async def _recorded(
-    kind: StepKind,
-    risk: Risk,
-    name: str,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    key: str | None,
-) -> Any:
-    attempt = here()
-    if attempt is None:
-        refuse_lost(name, risk)
-        return await plain(fn, args, kwargs)
-    if isinstance(definitions.definition_of(fn), definitions.ToolDefinition):
-        bound = call_of(fn if key is None else cast("definitions.AnyTool", fn).options(key=key), args, kwargs)
-        return await _perform(attempt, bound)
-    return await calls.perform(attempt, from_function(kind, fn, args, kwargs, name=name, risk=risk, key=key))
-
-
-def _checked(key: object) -> str:
+def check_key(key: object) -> str:
+    """A key that can be recorded. Raises BadInput."""
     if not isinstance(key, str) or not key:
         raise BadInput(f"key is {key!r}; give a text that names this call", field="key")
     return key
 
 
-def _check_named(name: object, fn: object) -> None:
+def check_function(fn: object) -> str:
+    """The name of a function. Raises BadInput for what is none."""
+    if not callable(fn):
+        raise BadInput(f"{fn!r} is no function: give a function, then its arguments", field="fn")
+    return name_of(fn)
+
+
+def check_named(name: object, fn: object) -> str:
+    """The name given to a function. Raises BadInput when either is missing."""
     if not isinstance(name, str) or not name:
         raise BadInput(f"name is {name!r}; give a name, then a function, then its arguments", field="name")
-    if not callable(fn):
-        raise BadInput(f"{name}: give a function after the name, then its arguments", field="fn")
+    check_function(fn)
+    return name
 
 
 # -- tools and agents of either kind --------------------------------------------------------

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -44,6 +43,21 @@ class _Entry:
     group: object | None = field(default=None)
 
 
+class LiveCall:
+    """`async with` around a call; a class, since `asynccontextmanager` costs each step three times as much."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+
+    async def __aenter__(self) -> None:
+        await self._waits.begin_call()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._waits.end_call()
+
+
 class Waits:
     """What one attempt waits for, and whether it is set aside for it."""
 
@@ -54,7 +68,9 @@ class Waits:
         self._live = 0
         self._is_waiting = False
         self._turn = asyncio.Lock()
+        # Each in a task of its own: what an agent cancels must not cut a verb of its task in two.
         self._setting_aside: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[bool] | None = None
         self._settle = settle
         self.waiting_since_ms = 0
 
@@ -73,21 +89,42 @@ class Waits:
         """Whether the task is set aside."""
         return self._is_waiting
 
-    def pending(self) -> list[tuple[Wait, asyncio.Future[None]]]:
-        """What is waited for, for the worker to look up."""
-        return [(entry.wait, entry.happened) for entry in self._entries if not entry.happened.done()]
+    def pending(self) -> list[tuple[Wait, list[asyncio.Future[None]]]]:
+        """What is waited for, for the worker to look up, each with those to tell: children of one gather together."""
+        found: list[tuple[Wait, list[asyncio.Future[None]]]] = []
+        groups: dict[object, int] = {}
+        for entry in self._entries:
+            if entry.happened.done():
+                continue
+            if entry.group is None or entry.wait.kind is not WaitKind.CHILDREN:
+                found.append((entry.wait, [entry.happened]))
+            elif entry.group in groups:
+                wait, futures = found[groups[entry.group]]
+                futures.append(entry.happened)
+                found[groups[entry.group]] = replace(wait, keys=(*wait.keys, *entry.wait.keys)), futures
+            else:
+                groups[entry.group] = len(found)
+                found.append((entry.wait, [entry.happened]))
+        return found
 
-    @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
+    def call(self) -> LiveCall:
         """Around a call that does something: the task runs meanwhile."""
+        return LiveCall(self)
+
+    async def begin_call(self) -> None:
+        """A call that does something is open; the task runs again when this returns."""
         self._live += 1
         try:
             await self._run_again()
-            yield
-        finally:
-            self._live -= 1
-            self._set_aside_soon()
-            self._settle()
+        except BaseException:
+            self.end_call()
+            raise
+
+    def end_call(self) -> None:
+        """The call has ended; the task may be set aside for what is still waited for."""
+        self._live -= 1
+        self._set_aside_soon()
+        self._settle()
 
     async def until(self, wait: Wait) -> None:
         """Wait, inside a call, until the thing has happened; the task runs again when this returns."""
@@ -106,8 +143,9 @@ class Waits:
 
     def cancel(self) -> None:
         """The attempt ends: nothing is set aside any more."""
-        if self._setting_aside is not None:
-            self._setting_aside.cancel()
+        for moving in (self._setting_aside, self._restoring):
+            if moving is not None:
+                moving.cancel()
 
     # -- setting aside ----------------------------------------------------------------------
 
@@ -122,9 +160,10 @@ class Waits:
             for _ in range(3):
                 await asyncio.sleep(0)
             async with self._turn:
-                if self._live or not self.pending() or self._is_waiting:
+                waits = [wait for wait, _ in self.pending()]
+                if self._live or not waits or self._is_waiting:
                     return
-                await self._journal.write_softly(tasks.wait, self.fence, self._merged())
+                await self._journal.write_softly(tasks.wait, self.fence, waits)
                 self._is_waiting = True
                 self.waiting_since_ms = self._journal.store.clock.boot_ms()
                 self._permits.give_permit()
@@ -135,31 +174,32 @@ class Waits:
             self._setting_aside = None
 
     async def _run_again(self) -> None:
-        if not self._is_waiting and not self._turn.locked():
-            return
-        async with self._turn:
-            if not self._is_waiting:
-                return
-            await self._permits.take_permit()
-            try:
-                await self._journal.write_softly(tasks.restore, self.fence)
-            except BaseException:
-                self._permits.give_permit()
-                raise
-            self._is_waiting = False
+        while self._is_waiting or self._turn.locked():
+            if self._restoring is None:
+                loop = asyncio.get_running_loop()
+                self._restoring = loop.create_task(self._restore(), context=contextvars.Context())
+            moving = self._restoring
+            await asyncio.wait({moving})
+            if moving.cancelled() or not moving.result():
+                raise asyncio.CancelledError("this attempt has ended, or lost its task")
 
-    def _merged(self) -> list[Wait]:
-        """The entries as stored: children of one gather as one entry that needs all."""
-        merged: list[Wait] = []
-        groups: dict[object, int] = {}
-        for entry in self._entries:
-            wait = entry.wait
-            if entry.group is None or wait.kind is not WaitKind.CHILDREN:
-                merged.append(wait)
-            elif entry.group in groups:
-                place = groups[entry.group]
-                merged[place] = replace(merged[place], keys=(*merged[place].keys, *wait.keys))
-            else:
-                groups[entry.group] = len(merged)
-                merged.append(wait)
-        return merged
+    async def _restore(self) -> bool:
+        """Win a permit and run again; False when the task is lost."""
+        try:
+            async with self._turn:
+                if not self._is_waiting:
+                    return True
+                await self._permits.take_permit()
+                try:
+                    await self._journal.write_softly(tasks.restore, self.fence)
+                except BaseException:
+                    self._permits.give_permit()
+                    raise
+                self._is_waiting = False
+                return True
+        except asyncio.CancelledError:
+            return False
+        finally:
+            self._restoring = None
+            # Whoever wanted to run may have been cancelled meanwhile; then the task is set aside again.
+            asyncio.get_running_loop().call_soon(self._set_aside_soon)

@@ -27,6 +27,7 @@ from perdure.model.instance import InstanceType
 from perdure.model.question import Question
 from perdure.model.task import Claim, Lane, Wait
 from perdure.policy.lanes import Permits
+from perdure.runtime.announcer import Announcer, Listener
 from perdure.runtime.attempt import Attempt, Stop
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.liveness import Deadline, InstanceLock, new_instance_id, owner_of, side_file, whoami
@@ -52,6 +53,8 @@ class Stopped:
 class Worker:
     """Runs the tasks of some agents on one event loop. `run` returns after `stop`."""
 
+    attempt_type: type[Attempt] = Attempt
+
     def __init__(
         self,
         store: Store,
@@ -60,7 +63,7 @@ class Worker:
         killable: bool = False,
         deps: Sequence[Any] = (),
         notify: Callable[[Any], Awaitable[None]] | None = None,
-        on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
+        on_event: Listener | None = None,
     ) -> None:
         self.store = store
         self.settings = store.settings
@@ -73,7 +76,7 @@ class Worker:
         self._killable = killable
         self._deps = deps
         self._notify = notify
-        self._on_event = on_event
+        self._news = Announcer(on_event)
         self._permits = Permits(self.settings.permits, self.settings.main_permits)
         self._restoring: dict[Lane, deque[asyncio.Future[None]]] = {Lane.MAIN: deque(), Lane.SUBAGENT: deque()}
         self._work = asyncio.Event()
@@ -236,7 +239,7 @@ class Worker:
     def _start(self, claim: Claim) -> None:
         definition = self._agents.get((claim.task.agent, claim.task.version)) or self._newest(claim.task.agent)
         self._permits.acquire(claim.task.lane)
-        attempt = Attempt(self, claim, definition)
+        attempt = self.attempt_type(self, claim, definition)
         self.attempts[claim.execution_id] = attempt
         task = asyncio.get_running_loop().create_task(attempt.run(), name=f"perdure-{claim.task.id[-6:]}")
         self._running.add(task)
@@ -244,13 +247,13 @@ class Worker:
         def ended(done: asyncio.Task[None]) -> None:
             self._running.discard(done)
             self.attempts.pop(claim.execution_id, None)
+            self._news.resumed(attempt)
             self._work.set()
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.error("attempt of %s broke", claim.task.id, exc_info=error)
 
         task.add_done_callback(ended)
-        if claim.task.attempt > 1:
-            self._say("took_over", {"task": claim.task.id, "agent": claim.task.agent, "attempt": claim.task.attempt})
+        self._news.started(attempt)
 
     def _newest(self, agent: str) -> AgentDefinition:
         return max((one for (name, _), one in self._agents.items() if name == agent), key=lambda one: one.version)
@@ -261,8 +264,10 @@ class Worker:
         due = await aio.read(self.store, task_lists.next_due)
         if due is not None:
             wait_s = min(wait_s, max(0.001, (due - self.store.clock.now_ms()) / 1000))
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes in the turn of the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._work.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._work.wait()
 
     # -- what attempts need of their host ------------------------------------------------------
 
@@ -309,7 +314,7 @@ class Worker:
 
     def tell(self, question: Question) -> None:
         """A question was opened or found by an attempt."""
-        self._say("question", {"question": question.id, "text": question.text, "task": question.task_id})
+        self._news.asked(question)
 
     def stream(self, attempt: Attempt, kind: str, payload: dict[str, Any]) -> None:
         """Buffer a streamed event."""
@@ -407,9 +412,11 @@ class Worker:
     async def _look_always(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._next_look_s())
+                async with asyncio.timeout(self._next_look_s()):
+                    await self._look.wait()
             self._look.clear()
             self._mind_deadlines()
+            self._news.look()
             await self._look_once()
             await asyncio.sleep(_LOOK_AT_MOST_EVERY_S)
 
@@ -457,13 +464,9 @@ class Worker:
             return False
         return True
 
-    def _say(self, what: str, facts: Mapping[str, Any]) -> None:
-        if self._on_event is not None:
-            self._on_event(what, facts)
-
     def say(self, what: str, facts: Mapping[str, Any]) -> None:
-        """News for whoever runs this worker: a recovery, a question."""
-        self._say(what, facts)
+        """News for whoever runs this worker."""
+        self._news.say(what, facts)
 
 
 def _which_happened(tx: Transaction, waiting: Sequence[tuple[str, Wait]]) -> list[int]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
-from urllib.parse import urlsplit
 
 from perdure.clock import Clock, Ids, RandomIds, SystemClock
 from perdure.errors import BadInput
@@ -83,7 +82,7 @@ def sqlite_path(url: str) -> Path | None:
     """The file a URL names, or None for a database in memory or on a server. Raises BadInput for neither."""
     if url in (MEMORY, "sqlite://", "sqlite:///:memory:", ":memory:"):
         return None
-    scheme = urlsplit(url).scheme
+    scheme = _scheme(url)
     if scheme in ("postgresql", "postgres"):
         return None
     if scheme == "sqlite":
@@ -97,7 +96,7 @@ def sqlite_path(url: str) -> Path | None:
 
 
 def _connect(url: str, *, settings: Settings, clock: Clock, ids: Ids) -> Database:
-    if urlsplit(url).scheme in ("postgresql", "postgres"):
+    if _scheme(url) in ("postgresql", "postgres"):
         try:
             from perdure.store.postgres import open_postgres
         except ModuleNotFoundError as error:
@@ -106,6 +105,12 @@ def _connect(url: str, *, settings: Settings, clock: Clock, ids: Ids) -> Databas
     from perdure.store.sqlite import open_sqlite
 
     return open_sqlite(sqlite_path(url), settings=settings, clock=clock, ids=ids)
+
+
+
+def _scheme(url: str) -> str:
+    # Not urlsplit: it raises for a half-written address before anybody could say what is wrong with it.
+    return url.partition("://")[0] if "://" in url else ""
 
 
 __all__ = ["MEMORY", "Database", "Operation", "Store", "Transaction", "open_store", "sqlite_path"]

@@ -47,6 +47,11 @@ def last_payload(tx: Transaction, task: int, kind: str) -> Mapping[str, Any] | N
     return None if row is None else _mapping(tx, row[1])
 
 
+def payloads_of(tx: Transaction, task_id: str, kind: str, *, limit: int = 1000) -> list[Mapping[str, Any]]:
+    """Payloads of a task's events of one kind, newest first."""
+    return [_mapping(tx, row[0]) for row in tx.all(Q.of_kind, id=task_id, kind=kind, limit=limit)]
+
+
 def add_pulses(
     tx: Transaction, task_id: str, *, execution_id: str, after_seq: int, number: int, packed: bytes
 ) -> None:

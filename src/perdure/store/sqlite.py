@@ -100,7 +100,16 @@ class SqliteDatabase:
 
     dialect = "sqlite"
 
-    def __init__(self, path: Path | None, *, clock: Clock, ids: Ids, settings: Settings, vfs: str = "") -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Clock,
+        ids: Ids,
+        settings: Settings,
+        vfs: str = "",
+        inline: bool = False,
+    ) -> None:
         self.url = f"sqlite:///{path}" if path else "sqlite://"
         self.path = path
         self.clock = clock
@@ -127,12 +136,15 @@ class SqliteDatabase:
         self._checkpointer = Checkpointer(self._new_connection, writers=writers) if path and not vfs else None
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._readers = [self._start(self._read_all, f"read-{i}") for i in range(_READERS if path and not vfs else 0)]
-        self._writer = self._start(self._write_all, "write")
+        self._writer = None if inline else self._start(self._write_all, "write")
 
     # -- the port ---------------------------------------------------------------------------
 
     def write(self, unit: Unit[Any], waiter: Waiter) -> None:
         self._check_usable()
+        if self._writer is None:
+            self._commit(self._soft_connection if isinstance(unit, _Soft) else self._connection, [(unit, waiter)])
+            return
         self._waiting.append((unit, waiter))
         if self._is_idle:
             self._is_idle = False
@@ -163,8 +175,11 @@ class SqliteDatabase:
         if self._pid != os.getpid() or self._closing:
             return
         self._closing = True
-        self._wake_writer()
-        self._writer.join()
+        if self._writer is None:
+            self._close_writers()
+        else:
+            self._wake_writer()
+            self._writer.join()
         for _ in self._readers:
             self._reads.put(None)
         for reader in self._readers:
@@ -194,6 +209,9 @@ class SqliteDatabase:
             # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
             is_soft = all(isinstance(unit, _Soft) for unit, _ in batch)
             self._commit(self._soft_connection if is_soft else self._connection, batch)
+        self._close_writers()
+
+    def _close_writers(self) -> None:
         for connection in (self._soft_connection, self._connection):
             try:
                 connection.close()
@@ -465,12 +483,18 @@ class _Schema:
         self._connection.execute(sql)
 
     def rows(self, sql: str) -> list[tuple[object, ...]]:
-        return self._connection.execute(sql).fetchall()
+        return [tuple(row) for row in self._connection.execute(sql).fetchall()]
 
 
-def open_sqlite(path: Path | None, *, settings: Settings, clock: Clock, ids: Ids, vfs: str = "") -> SqliteDatabase:
-    """Open the file (None: memory), make it ours and bring its schema up to date."""
+def open_sqlite(
+    path: Path | None, *, settings: Settings, clock: Clock, ids: Ids, vfs: str = "", inline: bool = False
+) -> SqliteDatabase:
+    """Open the file (None: memory), make it ours and bring its schema up to date.
+
+    `inline`: each unit runs at once in the thread that submits it, and only one may; for simulations, where a thread
+    of the writer's own would make two runs differ.
+    """
     if path is not None and not vfs:
         path = check_path(path)
         create_private(path)
-    return SqliteDatabase(path, clock=clock, ids=ids, settings=settings, vfs=vfs)
+    return SqliteDatabase(path, clock=clock, ids=ids, settings=settings, vfs=vfs, inline=inline)

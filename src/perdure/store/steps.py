@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from perdure import codec
@@ -86,6 +87,35 @@ def with_child(step: NewStep, task_id: str) -> NewStep:
 def with_notes(result: Result, notes: Sequence[Note]) -> Result:
     """The same outcome, carrying notes."""
     return replace(result, notes=(*result.notes, *notes))
+
+
+def as_record(step: NewStep, result: Result | None, task_id: str, step_index: int, attempt: int) -> Step:
+    """What was just written, as a later replay reads it; times and numbers of events are left out."""
+    usage = result.usage if result is not None else _NO_USAGE
+    return Step(
+        task_id=task_id,
+        step_index=step_index,
+        event_kind=step.kind,
+        name=step.name,
+        key=step.key,
+        try_number=step.try_number,
+        risk=step.risk,
+        payload=step.payload.blob,
+        outcome=None if result is None else "completed" if result.completed else "failed",
+        output=None if result is None else codec.unpack(result.output.blob, lambda _: dict(result.output.parts)),
+        attempt=attempt,
+        token=step.token,
+        child_task_id=step.child_task_id,
+        tool_call_id=step.tool_call_id,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cost=usage.cost,
+        started_seq=0,
+        ended_seq=None,
+        timestamp=0,
+        ended_at=None,
+        retried_at=None,
+    )
 
 
 def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None) -> Written:
@@ -260,12 +290,51 @@ class Owner:
     host: str | None
     pid: int | None
     execution_id: str
+    stopped_at: int | None
 
 
 def owner(tx: Transaction, task_id: str, attempt: int) -> Owner | None:
     """Who ran an attempt, or None when there is no such attempt."""
     row: Row | None = tx.one(Q.owner_instance, id=task_id, number=attempt)
     return None if row is None else Owner(*row)
+
+
+# -- last words -----------------------------------------------------------------------------
+
+
+class WordKind(StrEnum):
+    """How a call ended whose attempt had lost its task."""
+
+    NOT_CALLED = "not_called"  # its intent was on record, and the function never started
+    CUT_OFF = "cut_off"  # cancelled inside: nobody knows
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class LastWord(NamedTuple):
+    """What a process says of a call when it gives its tasks up. It moves nothing: whoever goes on may read it."""
+
+    task_id: str
+    key: str
+    attempt: int
+    kind: WordKind = WordKind.NOT_CALLED
+    body: bytes = b""  # canonical JSON of the result, or of the error
+    at_ms: int = 0
+
+
+def tell_last_words(tx: Transaction, words: Sequence[LastWord]) -> None:
+    """Put last words on record as events of their tasks."""
+    for word in sorted(words):
+        told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "at": word.at_ms}
+        events.tell(tx, word.task_id, EventKind.CALL_ENDED_LATE, told)
+
+
+def last_word(tx: Transaction, task_id: str, key: str, attempt: int) -> LastWord | None:
+    """The last word about a call of one attempt, or None."""
+    for told in events.payloads_of(tx, task_id, EventKind.CALL_ENDED_LATE):
+        if (told.get("key"), told.get("attempt")) == (key, attempt):
+            return LastWord(task_id, key, attempt, WordKind(told["outcome"]), told["body"], told["at"])
+    return None
 
 
 # -- shared ---------------------------------------------------------------------------------

@@ -111,6 +111,12 @@ def next_due(tx: Transaction) -> int | None:
     return None if row is None else row[0]
 
 
+def next_moment(tx: Transaction, *, grace_ms: int) -> int | None:
+    """When a timer, a retry, a deadline or the end of its grace comes next for any task, or None."""
+    row = tx.one(Q.next_moment, grace_ms=grace_ms)
+    return None if row is None or row[0] is None or row[0] >= tasks.NEVER_MS else int(row[0])
+
+
 def overdue(tx: Transaction, *, grace_ms: int, limit: int = 100) -> list[str]:
     """Ids of tasks past their deadline: unowned ones at once, owned ones `grace_ms` later."""
     return [row[0] for row in tx.all(Q.overdue, grace_ms=grace_ms, limit=limit)]

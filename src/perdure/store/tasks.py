@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from perdure.errors import Error, IllegalTransition, LeaseLost, NotFound
 from perdure.model.step import NoteKind
 from perdure.model.task import Claim, Fence, Lane, Mode, Task, TaskInput, Wait, WaitKind
-from perdure.states import ATTEMPT, TASK, QuestionStatus, TaskStatus
+from perdure.states import ATTEMPT, TASK, InstanceStatus, QuestionStatus, TaskStatus
 from perdure.store import events, payloads
 from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
@@ -24,7 +24,10 @@ S = load("steps")
 M = load("messages")
 K = load("questions")
 
+I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
+
 NEVER_MS = 1 << 62  # an instant that does not come
+GONE = "gone:"  # before an instance's id, in a timer that also ends when that instance is proven gone
 
 
 class Proof(NamedTuple):
@@ -240,7 +243,16 @@ def has_happened(tx: Transaction, task_id: str, wait: Wait) -> bool:
             rows = [tx.one(K.get, id=key) for key in wait.keys]
             return any(row is not None and row[11] != QuestionStatus.OPEN for row in rows)
         case WaitKind.TIMER:
-            return False
+            return bool(wait.keys) and _may_go_on(tx, *wait.keys)
+
+
+def _may_go_on(tx: Transaction, gone: str, question_id: str = "") -> bool:
+    """Whether an instance is proven gone, or a person said not to wait for that."""
+    row = tx.one(I.get, id=gone.removeprefix(GONE))
+    if row is None or row[2] == InstanceStatus.STOPPED:
+        return True
+    asked = tx.one(K.get, id=question_id) if question_id else None
+    return asked is not None and bool(asked[15])
 
 
 def write_waits(waits: Sequence[Wait]) -> str:

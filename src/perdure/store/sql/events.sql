@@ -36,6 +36,14 @@ WHERE e.task = :task AND e.kind = :kind
 ORDER BY e.seq DESC
 LIMIT 1
 
+-- name: of_kind
+SELECT e.payload
+FROM events e
+JOIN tasks t ON t.n = e.task
+WHERE t.id = :id AND e.kind = :kind
+ORDER BY e.seq DESC
+LIMIT :limit
+
 -- name: between
 -- Across tasks, by time.
 SELECT e.n, t.id, e.seq, e.kind, e.payload, e.at

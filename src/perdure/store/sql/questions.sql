@@ -81,15 +81,10 @@ UPDATE questions
 SET spent_at = {now}
 WHERE id = :id AND spent_at IS NULL
 
--- name: spend_resume
-UPDATE questions
-SET spent_at = {now}
-WHERE task = :task AND kind = 'resume' AND status = {to:question.approve} AND spent_at IS NULL
-
 -- name: expired
 SELECT q.id
 FROM questions q
-WHERE q.status IN ({from:question.expire}) AND q.expires_at IS NOT NULL AND q.expires_at <= {now}
+WHERE q.status = {from:question.expire} AND q.expires_at IS NOT NULL AND q.expires_at <= {now}
 ORDER BY q.expires_at
 LIMIT :limit
 

@@ -115,11 +115,6 @@ SELECT count(*)
 FROM tasks t
 WHERE t.parent_task_id = :parent_task_id AND t.status IN ({set:task.open})
 
--- name: count_children
-SELECT count(*)
-FROM tasks t
-WHERE t.parent_task_id = :parent_task_id
-
 -- name: count_descendants
 WITH RECURSIVE below (id) AS (
     SELECT c.id
@@ -242,6 +237,23 @@ SELECT min(t.available_at)
 FROM tasks t
 WHERE t.status = {from:claim} AND t.available_at > {now}
 
+-- name: next_moment
+-- When a timer, a retry or a deadline comes next, whoever holds the task. One that is over is somebody's to notice.
+SELECT min(m.at)
+FROM (
+    SELECT t.available_at AS at
+    FROM tasks t
+    WHERE t.status IN ({from:claim}, {to:wait}) AND t.available_at > {now}
+    UNION ALL
+    SELECT t.deadline_at
+    FROM tasks t
+    WHERE t.finished_at IS NULL AND t.deadline_at > {now}
+    UNION ALL
+    SELECT t.deadline_at + :grace_ms
+    FROM tasks t
+    WHERE t.finished_at IS NULL AND t.deadline_at + :grace_ms > {now}
+) m
+
 -- name: wait
 UPDATE tasks
 SET status = {to:wait}, waiting_for = :waiting_for, available_at = :available_at, event_seq = event_seq + 1,
@@ -286,7 +298,7 @@ RETURNING {proof}
 -- name: due_waiters
 SELECT t.id
 FROM tasks t
-WHERE t.status IN ({from:wake}) AND t.execution_id IS NULL AND t.available_at <= {now}
+WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.available_at <= {now}
 ORDER BY t.available_at, t.n
 LIMIT :limit
 
@@ -431,19 +443,12 @@ JOIN tasks t ON t.n = a.task
 WHERE t.id = :id
 ORDER BY a.number
 
--- name: attempt_by_execution
-SELECT a.execution_id, t.id, a.number, a.instance_id, a.generation, a.status, a.error, a.prompt_tokens,
-    a.completion_tokens, a.cost, a.tool_calls, a.iterations, a.started_at, a.ended_at
-FROM attempts a
-JOIN tasks t ON t.n = a.task
-WHERE a.execution_id = :execution_id
-
 -- name: orphans
--- Open attempts of instances that are gone.
+-- Open attempts of instances that are gone. In the order of the index of open ones, which the planner then reads.
 SELECT t.id, a.execution_id, i.id
 FROM attempts a
 JOIN tasks t ON t.n = a.task
 JOIN instances i ON i.id = a.instance_id
 WHERE a.ended_at IS NULL AND i.status IN ({to:instance.crash}, {to:instance.stop})
-ORDER BY a.n
+ORDER BY a.instance_id, a.n
 LIMIT :limit

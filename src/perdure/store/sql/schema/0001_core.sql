@@ -125,7 +125,7 @@ CREATE INDEX tasks_parent ON tasks (parent_task_id, created_at) WHERE parent_tas
 CREATE INDEX tasks_revision ON tasks (root_session_id, revision);
 -- Hot statuses only, so that finished rows cost nothing.
 CREATE INDEX tasks_open ON tasks (status, created_at DESC, id DESC) WHERE finished_at IS NULL;
-CREATE INDEX tasks_claim ON tasks (lane, rank, n) WHERE status = 'pending';
+CREATE INDEX tasks_claim ON tasks (lane, rank, n, available_at) WHERE status = 'pending';
 CREATE INDEX tasks_recovery ON tasks (generation, status, deadline_at) WHERE execution_id IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (deadline_at) WHERE finished_at IS NULL AND deadline_at IS NOT NULL;
 CREATE INDEX tasks_due ON tasks (available_at) WHERE status = 'waiting' AND execution_id IS NULL;
@@ -298,7 +298,7 @@ CREATE UNIQUE INDEX questions_one_open ON questions (task, kind, step_key) WHERE
 CREATE INDEX questions_open ON questions (n) WHERE status = 'open';
 CREATE INDEX questions_expiry ON questions (expires_at) WHERE status = 'open' AND expires_at IS NOT NULL;
 CREATE INDEX questions_task ON questions (task, n);
-CREATE INDEX questions_unnotified ON questions (n) WHERE notified_at IS NULL;
+CREATE INDEX questions_unnotified ON questions (n) WHERE status = 'open' AND notified_at IS NULL;
 
 -- What recovery decided for each interruption, and why.
 CREATE TABLE recovery_decisions (

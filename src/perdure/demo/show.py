@@ -1,0 +1,146 @@
+"""The demo from its first line to its last: prepares the scripts and the database, runs the trial, tells the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from perdure.demo import scripts
+from perdure.demo.confirmed import watched
+from perdure.demo.ledger import CONFIRMED, Ledger
+from perdure.demo.scenario import scenario
+from perdure.demo.scripts import Script
+from perdure.demo.telling import Teller
+from perdure.demo.trial import Plan, Trial
+from perdure.demo.verdict import Verdict, judge
+from perdure.demo.worker import SETTINGS
+from perdure.errors import BadInput
+from perdure.settings import Settings
+from perdure.store import Store, open_store, task_lists
+
+_SHOWN_FAULTS = 10
+_INTERRUPTED = 130
+
+
+def show(
+    *,
+    sources: Sequence[Path],
+    kills: int,
+    workers: int,
+    seed: int,
+    url: str | None,
+    as_json: bool,
+    copies: int,
+    zombies: int,
+) -> int:
+    """See `perdure.demo.run_demo`."""
+    for name, value, least in (("kills", kills, 0), ("workers", workers, 1), ("copies", copies, 1),
+                               ("zombies", zombies, 0)):
+        if value < least:
+            raise BadInput(f"{name} is {value}; give {least} or more", field=name)
+    played = scripts.read_scripts(sources) if sources else scenario()
+    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
+    scripts.keep(folder / "scripts", played)
+    plan = _plan(played, kills=kills, workers=workers, seed=seed, copies=copies, zombies=zombies)
+    url = url or str(folder / "demo.db")
+    teller = Teller(as_json=as_json)
+    ledger = Ledger(folder / CONFIRMED)
+    with watched(open_store(url, settings=SETTINGS), ledger) as store:
+        _refuse_used(store)
+        _introduce(teller, plan, store, folder, own=not sources)
+        trial = Trial(plan, store, url, folder, teller)
+        try:
+            in_time = asyncio.run(trial.run())
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        finally:
+            teller.close()
+        verdict = judge(store, folder)
+        if not in_time:
+            teller.say("fault", f"given up after {plan.deadline_s:g} s")
+        _conclude(teller, trial, verdict, url)
+    ledger.close()
+    return 0 if verdict.is_good else 1
+
+
+def _plan(played: Sequence[Script], *, kills: int, workers: int, seed: int, copies: int, zombies: int) -> Plan:
+    children = {call.child for script in played for call in script.calls}
+    roots = [script.id for script in played if script.id not in children]
+    return Plan(
+        runs=roots,
+        step_count=sum(script.step_count for script in played),
+        copies=copies,
+        kills=kills,
+        zombies=zombies,
+        workers=workers,
+        seed=seed,
+    )
+
+
+def _refuse_used(store: Store) -> None:
+    if store.read(task_lists.counts_by_status):
+        raise BadInput(
+            f"{store.database.url} holds tasks already: the demo judges every task it finds. Name an empty database.",
+            field="db",
+        )
+
+
+def _introduce(teller: Teller, plan: Plan, store: Store, folder: Path, *, own: bool) -> None:
+    defaults = Settings()
+    what = "tasks of an invented refund desk, travel agency and research team" if own else "recorded runs"
+    teller.head(
+        f"perdure demo: {len(plan.runs)} {what}, {plan.workers} worker processes, seed {plan.seed}",
+        f"{plan.kills} times a worker is killed with kill -9; {plan.zombies} times one is stopped until others have"
+        " taken its work, and woken.",
+        "Each tool that changes the world writes into a ledger outside the database; a person answers by that ledger.",
+        f"heartbeat {SETTINGS.heartbeat_s:g} s and lease {SETTINGS.lease_s:g} s, to be quick"
+        f" (the defaults are {defaults.heartbeat_s:g} s and {defaults.lease_s:g} s)",
+        f"database {store.database.url}",
+        f"ledgers  {folder}",
+    )
+
+
+def _conclude(teller: Teller, trial: Trial, verdict: Verdict, url: str) -> None:
+    faults = (*verdict.lost, *verdict.twice, *verdict.stuck, *verdict.unequal)
+    for fault in faults[:_SHOWN_FAULTS]:
+        teller.say("fault", fault)
+    teller.promises(
+        (
+            (
+                "Nothing acknowledged is lost",
+                f"{verdict.confirmed} confirmed writes, {len(verdict.lost)} of them not in the database",
+                not verdict.lost,
+            ),
+            (
+                "Nothing dangerous runs twice",
+                f"{verdict.effects} effects in the ledger, {len(verdict.twice)} of them twice;"
+                f" {verdict.answered} of {verdict.asked} questions answered by a person",
+                not verdict.twice,
+            ),
+            (
+                "Nothing is stuck or forgotten",
+                f"{verdict.tasks} tasks, {verdict.resumed} times resumed, {len(verdict.stuck)} stuck,"
+                f" {len(verdict.unequal)} other than recorded",
+                not verdict.stuck and not verdict.unequal,
+            ),
+        )
+    )
+    teller.counts(
+        {
+            "tasks": verdict.tasks,
+            "steps": verdict.steps,
+            "kills": trial.kills.done,
+            "zombies": trial.zombies.done,
+            "resumed": verdict.resumed,
+            "asked": verdict.asked,
+            "answered": verdict.answered,
+            "lost": len(verdict.lost),
+            "twice": len(verdict.twice),
+            "stuck": len(verdict.stuck),
+            "unequal": len(verdict.unequal),
+            "seconds": round(teller.elapsed_s, 1),
+        }
+    )
+    teller.tail("Look at what is left:", f"  perdure ps --db {url}", f"  perdure why TASK --db {url}")

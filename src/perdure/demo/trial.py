@@ -1,0 +1,191 @@
+"""One trial: tasks are admitted, workers do them and are killed and stopped meanwhile, a person answers.
+
+What is random is drawn from the seed, though not all that happens is: processes run as the machine lets them. A trial
+always ends: when every task has ended, or at a deadline that grows with the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from perdure.client import Client
+from perdure.demo.crew import Crew, Member
+from perdure.demo.harm import Harm, Moments
+from perdure.demo.ledger import CONFIRMED, Reader
+from perdure.demo.person import Person
+from perdure.demo.play import replay_run
+from perdure.demo.scripts import COPY_MARK
+from perdure.demo.telling import Teller
+from perdure.errors import StoreBusy
+from perdure.policy.recovery import Verdict
+from perdure.states import TaskStatus
+from perdure.store import Store, aio, task_lists
+
+_LOOK_S = 0.01
+_ANSWER_S = 0.1
+_TELL_S = 0.25
+_ADMITTED_AT_ONCE = 100
+# Kills and stops happen before this share of the work is done, so that there is work left to recover.
+_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a trial does: each run is played `copies` times; `step_count` is what one copy of all puts on record."""
+
+    runs: Sequence[str]
+    step_count: int
+    copies: int
+    kills: int
+    zombies: int
+    workers: int
+    seed: int
+
+    @property
+    def deadline_s(self) -> float:
+        """When a trial is given up: far later than it ever takes."""
+        return 60 + 0.2 * self.step_count * self.copies + 2 * self.kills + 20 * self.zombies
+
+
+@dataclass(eq=False)
+class Trial:
+    """Runs a plan against a store that is open and empty."""
+
+    plan: Plan
+    store: Store
+    url: str
+    folder: Path
+    teller: Teller
+    _copies: int = 0
+    _steps_done: int = 0
+    _recovered: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        random = Random(self.plan.seed)
+        self.kills, self.zombies = Moments(random, self.plan.kills), Moments(random, self.plan.zombies)
+        self._random = random
+        self._client = Client(store=self.store)
+        self._person = Person(self._client, self.folder)
+        self._crew = Crew(self.url, self.folder, self.plan.seed, self._hear)
+        self._harm = Harm(
+            self._crew, self.store, self.teller, random, self.kills, self.zombies, lambda: self._steps_done
+        )
+
+    async def run(self) -> bool:
+        """Run it; True when every task has ended, False when the deadline came first."""
+        async with self._crew:
+            for _ in range(self.plan.workers):
+                await self._start_worker()
+            await self._admit(self.plan.copies)
+            try:
+                async with asyncio.timeout(self.plan.deadline_s), asyncio.TaskGroup() as group:
+                    loops = [
+                        group.create_task(loop)
+                        for loop in (
+                            self._follow(),
+                            self._keep_alive(),
+                            self._harm.kill_always(),
+                            self._harm.stop_always(),
+                            self._answer(),
+                            self._tell(),
+                        )
+                    ]
+                    await self._until_ended()
+                    for one in loops:
+                        one.cancel()
+            except TimeoutError:
+                return False
+            finally:
+                self._tell_recovered()
+        return True
+
+    # -- what goes on -------------------------------------------------------------------------
+
+    async def _admit(self, copies: int) -> None:
+        """Admit more copies of every run, and spread what is still to be done to the workers over them."""
+        runs = []
+        for number in range(self._copies + 1, self._copies + copies + 1):
+            mark = "" if number == 1 else f"{COPY_MARK}{number}"
+            runs += [run + mark for run in self.plan.runs]
+        for start in range(0, len(runs), _ADMITTED_AT_ONCE):
+            batch = runs[start : start + _ADMITTED_AT_ONCE]
+            await self._client.start_all(replay_run.options(key=run).bind(run) for run in batch)
+        begun = self.plan.step_count * self._copies
+        self._copies += copies
+        for moments in (self.kills, self.zombies):
+            moments.spread(begun, begun + self.plan.step_count * copies * _SHARE)
+
+    async def _until_ended(self) -> None:
+        """Until every task has ended and nothing is to be done to the workers; more copies are admitted meanwhile."""
+        while True:
+            await asyncio.sleep(5 * _LOOK_S)
+            counts = await aio.read(self.store, task_lists.counts_by_status)
+            if all(TaskStatus(status).is_terminal for status in counts):
+                if not self.kills.left and not self.zombies.left:
+                    return
+                try:
+                    await self._admit(1)
+                except StoreBusy:
+                    continue
+
+    async def _follow(self) -> None:
+        """Follow the ledger of what was confirmed: how far the work has come."""
+        with Reader(self.folder / CONFIRMED) as reader:
+            while True:
+                for line in reader.news():
+                    self._steps_done += line[0] == "step" and isinstance(line[2], str) and line[4] != ""
+                await asyncio.sleep(_LOOK_S)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            if len(self._crew.alive) < self.plan.workers:
+                await self._start_worker()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _start_worker(self) -> None:
+        # One that others may end is no use for a zombie, so there is always one that they may not.
+        is_covered = any(not one.killable for one in self._crew.alive)
+        await self._crew.start(killable=is_covered and self._random.random() < 0.7)
+
+    async def _answer(self) -> None:
+        while True:
+            for question, said in await self._person.answer_all():
+                self.teller.say("asks", f"{question.id} {question.text}")
+                self.teller.say("answered", f"{question.id} {said}")
+            await asyncio.sleep(_ANSWER_S)
+
+    # -- news -----------------------------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        while True:
+            self._tell_recovered()
+            self.teller.progress(
+                f"step {self._steps_done} of {self.plan.step_count * self._copies}, "
+                f"kill {self.kills.done} of {self.plan.kills}"
+            )
+            await asyncio.sleep(_TELL_S)
+
+    def _hear(self, member: Member, what: str, facts: Mapping[str, Any]) -> None:
+        match what:
+            case "ready":
+                self.teller.say("started", str(member))
+            case "recovered":
+                self._recovered[str(member), str(facts["verdict"])] += 1
+            case "gone" if not member.is_ended and facts["code"] != 0:
+                self.teller.say("fault", f"{member} ended by itself with code {facts['code']}; see workers.log")
+            case _:
+                return
+
+    def _tell_recovered(self) -> None:
+        for member in sorted({name for name, _ in self._recovered}):
+            resumed = self._recovered.pop((member, str(Verdict.AUTO_RESUME)), 0)
+            asking = sum(self._recovered.pop((member, str(verdict)), 0) for verdict in Verdict)
+            parts = [f"{resumed} go on from their records"] if resumed else []
+            parts += [f"{asking} wait for an answer"] if asking else []
+            self.teller.say("recovered", f"tasks of workers that are gone: {', '.join(parts)} (seen by {member})")

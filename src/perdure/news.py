@@ -1,0 +1,185 @@
+"""What a run tells a person while it goes on, in the same words for `perdure run`, `perdure worker` and `App.run`.
+
+    resumed assistant …7Q2M at step 6: 3 model calls, 2 tool calls from the record (4,180 tokens not bought again)
+    recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did send_email(to="team@example.org") happen?
+    waits for you: did send_email(to="team@example.org") happen?  perdure answer Q19 --happened | …
+    took over 500: 493 running, 7 questions
+
+It listens to a worker and gathers for a moment, so that what was recovered together is told as one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perdure import phrases
+from perdure.model.question import Question
+from perdure.model.task import tail
+
+QUIET_S: Final = 0.3
+"""So long nothing further must have happened before what was gathered is told."""
+
+_LONGEST_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question as it is told."""
+
+    id: str
+    kind: str
+    text: str
+    to: str
+    task_id: str
+
+    @classmethod
+    def of(cls, question: Question) -> Asked:
+        """The question of a row."""
+        return cls(question.id, question.kind, question.text, question.to, question.task_id)
+
+
+class News:
+    """Gathers what a worker tells and turns it into lines.
+
+    `flags` name the database in the commands that it shows. `counts_only` is for a worker that runs anybody's tasks:
+    what was taken over is counted, not told one by one.
+    """
+
+    def __init__(self, *, flags: str = "", counts_only: bool = False, say: Callable[[str], None] | None = None) -> None:
+        self._flags = flags
+        self._counts_only = counts_only
+        self._say = say or _print
+        self._begun_here: set[str] = set()
+        self._taken: dict[str, int] = {}
+        self._newly_taken: set[str] = set()
+        self._resumed: dict[str, Mapping[str, Any]] = {}
+        self._asked: dict[str, Asked] = {}
+        self._told: set[str] = set()
+        self._changed = asyncio.Event()
+
+    # -- listening --------------------------------------------------------------------------
+
+    def hear(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Take one event of a worker."""
+        task_id = str(facts.get("task", ""))
+        match what:
+            case "started":
+                self._begun_here.add(task_id)
+            case "took_over" if task_id not in self._begun_here:
+                # A later attempt that this process makes itself, after a failure or a wait, is no news.
+                self._begun_here.add(task_id)
+                self._taken[task_id] = int(facts["attempt"])
+                self._newly_taken.add(task_id)
+            case "resumed" if self._taken.get(task_id) == facts["attempt"]:
+                self._resumed[task_id] = facts
+            case "question":
+                self._note(Asked(facts["question"], facts["kind"], facts["text"], facts["to"], task_id))
+            case "recovered" if facts["question"]:
+                self._taken.setdefault(task_id, 0)
+                self._newly_taken.add(task_id)
+                self._note(Asked(facts["question"], "resume", facts["text"], "", task_id))
+            case _:
+                return
+        self._changed.set()
+
+    def ask(self, question: Question) -> None:
+        """Take a question that was found in the store."""
+        self._note(Asked.of(question))
+
+    async def run(self) -> None:
+        """Tell what was gathered whenever it has been quiet for a moment, until cancelled; then tell the rest."""
+        try:
+            while True:
+                await self._changed.wait()
+                await self._until_quiet()
+                self.tell()
+        finally:
+            self.tell()
+
+    # -- telling ----------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Say what was gathered since the last time."""
+        for line in self.lines():
+            self._say(line)
+        self._resumed.clear()
+        self._asked.clear()
+        self._newly_taken.clear()
+
+    def lines(self) -> list[str]:
+        """What was gathered, as lines."""
+        questions = [asked_line(one, flags=self._flags) for one in self._asked.values()]
+        waiting = {one.task_id: one for one in reversed(self._asked.values()) if one.task_id in self._taken}
+        if self._counts_only:
+            return [*_took_over(len(self._newly_taken), len(waiting.keys() & self._newly_taken)), *questions]
+        resumed = [facts for task_id, facts in self._resumed.items() if task_id not in waiting]
+        if len(resumed) + len(waiting) < 2:
+            return [*map(resumed_line, self._resumed.values()), *questions]
+        parts = [f"{len(resumed):,} resumed at step {_steps(resumed)}"] if resumed else []
+        if waiting:
+            text = phrases.one_line(next(iter(waiting.values())).text)
+            parts.append(f"{len(waiting):,} {'waits' if len(waiting) == 1 else 'wait'} for you: {text}")
+        recovered = f"recovered {phrases.count(len(resumed) + len(waiting), 'task')}: {', '.join(parts)}"
+        saved = _saved(list(self._resumed.values()))
+        return [recovered, *([f"  {saved}"] if saved else []), *(f"  {line}" for line in questions)]
+
+    def _note(self, one: Asked) -> None:
+        if one.id not in self._told:
+            self._told.add(one.id)
+            self._asked[one.id] = one
+
+    async def _until_quiet(self) -> None:
+        """Wait until nothing has come for a moment, or for so long that it must be told anyhow."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + _LONGEST_S
+        while self._changed.is_set() and loop.time() < latest:
+            self._changed.clear()
+            await asyncio.sleep(QUIET_S)
+
+
+def resumed_line(facts: Mapping[str, Any]) -> str:
+    """How a task goes on, and what its records have saved."""
+    saved = _saved([facts]) or "nothing from the record"
+    return f"resumed {facts['agent']} {tail(str(facts['task']))} at step {facts['step']:,}: {saved}"
+
+
+def asked_line(one: Asked, *, flags: str = "") -> str:
+    """What is asked, of whom, and the commands that answer."""
+    who = one.to or "you"
+    command = phrases.way_to_answer(one.id, one.kind, flags=flags)
+    return f"waits for {who}: {phrases.one_line(one.text, limit=400)}  {command}"
+
+
+def _saved(resumed: list[Mapping[str, Any]]) -> str:
+    """What records have answered, over some tasks; "" when nothing."""
+    models = sum(facts["model_calls"] for facts in resumed)
+    tools = sum(facts["tool_calls"] for facts in resumed)
+    tokens = sum(facts["tokens"] for facts in resumed)
+    parts = [phrases.count(number, noun) for number, noun in ((models, "model call"), (tools, "tool call")) if number]
+    if not parts:
+        return ""
+    bought = f" ({tokens:,} tokens not bought again)" if tokens else ""
+    return f"{', '.join(parts)} from the record{bought}"
+
+
+def _took_over(tasks: int, asked: int) -> list[str]:
+    if not tasks:
+        return []
+    return [f"took over {tasks:,}: {tasks - asked:,} running, {phrases.count(asked, 'question')}"]
+
+
+def _steps(resumed: list[Mapping[str, Any]]) -> str:
+    """The steps at which some tasks go on: `7, 5 and 4`; of many the first few."""
+    shown = [f"{facts['step']:,}" for facts in resumed[:5]]
+    if len(resumed) > len(shown):
+        return f"{', '.join(shown)}, …"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(phrases.safe(line) + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,139 @@
+"""Words for people: durations, moments, calls, counts, and the commands that answer a question.
+
+Everything that prints (the command line, `why`, the news of a run) takes its words from here, so that one thing is
+called the same everywhere. Pure; knows no store and no screen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from perdure.model.question import QuestionKind
+
+# Characters that move the cursor, change colours or turn the reading direction of what follows.
+_UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_LATEST_MS: Final = 253_370_764_800_000  # the year 9999, beyond which no calendar goes
+_SHOWN_CHARS: Final = 60
+
+
+def duration(ms: float) -> str:
+    """A length of time as people say it: `2.4 s`, `41 min`, `5 h`, `7 d`."""
+    seconds = max(0.0, ms / 1000)
+    if seconds < 10:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86_400:,.0f} d"
+
+
+def moment(at_ms: int, now_ms: int) -> str:
+    """An instant in local time: the time of day when it is today, else the date too."""
+    if not 0 <= at_ms < _LATEST_MS:
+        return "never"
+    at, now = (datetime.fromtimestamp(ms / 1000, UTC).astimezone() for ms in (at_ms, now_ms))
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: `1 task`, `3 tasks`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(texts: Collection[str], *, most: int = 5) -> str:
+    """Texts in a row; of many the first few and how many more there are."""
+    shown = ", ".join(list(texts)[:most])
+    return shown if len(texts) <= most else f"{shown} and {len(texts) - most:,} more"
+
+
+def call(name: str, arguments: object, *, most: int = 6) -> str:
+    """A call as one would write it: `refund(order="o-9", amount=120)`."""
+    if not isinstance(arguments, Mapping):
+        return f"{name}({'' if arguments is None else shown(arguments)})"
+    parts = [f"{key}={shown(value)}" for key, value in list(arguments.items())[:most]]
+    return f"{name}({', '.join(parts)}{', …' if len(arguments) > most else ''})"
+
+
+def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
+    """A value on one line, cut to `limit` characters; of what is no plain value only the class is told."""
+    text = _written(value, 3)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def one_line(text: str, *, limit: int = 200) -> str:
+    """Text without line ends, cut to `limit` characters."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def safe(text: str) -> str:
+    """Text without characters that would steer a terminal; line ends and tabs stay."""
+    return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+
+
+def ways_to_answer(question_id: str, kind: str, *, flags: str = "") -> tuple[tuple[str, str], ...]:
+    """Each command that settles a question, with what it means. `flags` name the database where that is needed."""
+    answer, approve, deny = (f"perdure {verb} {question_id}" for verb in ("answer", "approve", "deny"))
+    match kind:
+        case QuestionKind.STEP_IN_DOUBT:
+            return (
+                (f"{answer} --happened{flags}", "it happened; --result JSON gives what it returned"),
+                (f"{answer} --not-happened{flags}", "it did not; it runs, once its old worker is proven gone"),
+                (f"{answer} --give-up{flags}", "nobody knows; the agent gets OutcomeUnknown"),
+            )
+        case QuestionKind.ASK:
+            return ((f"{answer} VALUE{flags}", "the agent gets the value"),)
+        case QuestionKind.CALL:
+            return (
+                (f"{approve}{flags}", "the call runs"),
+                (f'{deny} --because "…"{flags}', "the agent gets Denied, with the reason"),
+            )
+        case _:
+            return (
+                (f"{approve}{flags}", "the task goes on"),
+                (f'{deny} --because "…"{flags}', "the task fails"),
+            )
+
+
+def way_to_answer(question_id: str, kind: str, *, flags: str = "") -> str:
+    """The commands that settle a question on one line: `perdure answer Q19 --happened | --not-happened | --give-up`."""
+    match kind:
+        case QuestionKind.STEP_IN_DOUBT:
+            return f"perdure answer {question_id}{flags} --happened | --not-happened | --give-up"
+        case QuestionKind.ASK:
+            return f"perdure answer {question_id}{flags} VALUE"
+        case _:
+            return f'perdure approve {question_id}{flags} | perdure deny {question_id}{flags} --because "…"'
+
+
+def _written(value: object, depth: int) -> str:
+    """A plain value as Python would write it, with double quotes. Calls no code of a class of somebody's own."""
+    match value:
+        case str():
+            return json.dumps(str.__str__(value), ensure_ascii=False)
+        case None | bool():
+            return repr(value)
+        case int():
+            return int.__repr__(value)
+        case float():
+            return float.__repr__(value)
+        case datetime() if type(value) is datetime:
+            return value.isoformat()
+        case _ if type(value) not in (dict, list, tuple):
+            return type(value).__name__
+        case {"$perdure": _, "v": inner}:
+            return _written(inner, depth)
+        case _ if depth == 0:
+            return "…"
+        case dict():
+            parts = [f"{_written(key, 0)}: {_written(part, depth - 1)}" for key, part in list(value.items())[:20]]
+            return f"{{{', '.join(parts)}}}"
+        case _:
+            return f"[{', '.join(_written(part, depth - 1) for part in list(value)[:20])}]"  # type: ignore[call-overload]  # a list or a tuple, see above

@@ -1,0 +1,66 @@
+"""Tells whoever runs a worker what it does: which tasks it started or took over, what records saved, what is asked.
+
+    started      a first attempt                            task, agent, attempt
+    took_over    a later attempt                            task, agent, attempt
+    resumed      its records have answered what they can    and step, model_calls, tool_calls, tokens
+    recovered    decided about an interrupted task          task, agent, verdict, steps, question, text
+    question     an attempt opened or found a question      question, kind, text, to, task, agent
+
+Told on the worker's event loop, by a plain call: whoever listens returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from perdure.model.question import Question
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+
+
+class Announcer:
+    """The news of one worker, for at most one listener."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self._listener = listener
+        self._replaying: dict[Attempt, None] = {}
+
+    def say(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Tell one thing."""
+        if self._listener is not None:
+            self._listener(what, facts)
+
+    def started(self, attempt: Attempt) -> None:
+        """An attempt was claimed."""
+        if attempt.task.attempt == 1:
+            self.say("started", _facts(attempt))
+        else:
+            self._replaying[attempt] = None
+            self.say("took_over", _facts(attempt))
+
+    def look(self) -> None:
+        """See which attempts have gone past their records: they do something new, or wait."""
+        for attempt in [one for one in self._replaying if one.journal.is_live or one.waits.is_waiting]:
+            self.resumed(attempt)
+
+    def resumed(self, attempt: Attempt) -> None:
+        """Say, once, what the records of earlier attempts have saved; also when an attempt ends."""
+        if attempt in self._replaying:
+            del self._replaying[attempt]
+            self.say("resumed", {**_facts(attempt), "step": attempt.task.step_count - 1, **asdict(attempt.saved)})
+
+    def asked(self, question: Question) -> None:
+        """An attempt waits for a person. What its records saved is told before."""
+        for attempt in [one for one in self._replaying if one.task.id == question.task_id]:
+            self.resumed(attempt)
+        facts = {"question": question.id, "kind": question.kind, "text": question.text, "to": question.to}
+        self.say("question", {**facts, "task": question.task_id, "agent": question.agent})
+
+
+def _facts(attempt: Attempt) -> dict[str, Any]:
+    return {"task": attempt.task.id, "agent": attempt.task.agent, "attempt": attempt.task.attempt}

@@ -1,0 +1,155 @@
+"""The function of a call really runs: on the loop, or in a thread; cut off by its timeout; what it has consumed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure import ambient, codec
+from perdure.errors import NotSerializable
+from perdure.model.task import Usage
+from perdure.runtime import stand_ins
+from perdure.runtime.call import Call
+from perdure.runtime.threads import start_thread
+from perdure.store.steps import LastWord, NewStep, WordKind
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+R = TypeVar("R")
+
+_NOTHING = Usage()
+
+
+class CutOff(TimeoutError):
+    """Perdure's own timeout, as distinct from one that the tool raised."""
+
+
+class CancelledInside(Exception):
+    """The function was cancelled, and not by whoever called it."""
+
+
+async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambient.Scope) -> Any:
+    """Run the function once, inside its scope, in the place its kind needs. Raises what it raises, and CutOff."""
+    if call.is_async and call.timeout_s is None and not call.is_dangerous:
+        inside = ambient.enter(scope)
+        try:
+            return await contained(call.fn(*call.args, **call.kwargs))
+        finally:
+            ambient.leave(inside)
+    context = contextvars.copy_context()
+    context.run(ambient.enter, scope)
+    loop = asyncio.get_running_loop()
+    until = None if call.timeout_s is None else loop.time() + call.timeout_s
+    running: asyncio.Future[Any]
+    if call.is_async:
+        running = loop.create_task(contained(call.fn(*call.args, **call.kwargs)), context=context)
+    else:
+        running = start_thread(contained_in_thread(call.fn, *call.args, **call.kwargs), context=context, name=call.name)
+    result = await _until_done(attempt, call, step, running, until=until)
+    if inspect.isawaitable(result):  # A function that only hands on a coroutine: a lambda, a partial.
+        following = loop.create_task(contained(result), context=context)
+        result = await _until_done(attempt, call, step, following, until=until)
+    return result
+
+
+async def _until_done(
+    attempt: Attempt, call: Call, step: NewStep, running: asyncio.Future[Any], *, until: float | None
+) -> Any:
+    place = LastWord(attempt.task.id, step.key, attempt.task.attempt)
+    in_flight = attempt.host.in_flight
+    if call.is_dangerous:
+        in_flight.add(place.task_id, place.key, running)
+    timeout_s = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
+    done: set[asyncio.Future[Any]] = set()
+    try:
+        done, _ = await asyncio.wait({running}, timeout=timeout_s)
+    finally:
+        if not done:
+            # Whoever called goes away. A thread cannot be cut: it counts as running until it has returned.
+            if isinstance(running, asyncio.Task):
+                running.cancel()
+            if call.is_dangerous:
+                in_flight.leave(place, running, lambda ended: _last_word(call, ended))
+    if not done:
+        raise CutOff(f"{call.name} did not return within {call.timeout_s:g} s")
+    if running.cancelled():
+        raise CancelledInside(f"{call.name} was cancelled from inside")
+    return running.result()
+
+
+def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]:
+    """How a call ended that nobody waits for any more."""
+    if ended.cancelled():
+        return WordKind.CUT_OFF, b""
+    exc = ended.exception()
+    try:
+        if exc is None:
+            body, _ = codec.roundtrip(ended.result(), annotation=call.annotation)
+            return WordKind.COMPLETED, codec.mask(body, call.secrets)
+    except NotSerializable as refused:
+        exc = refused
+    if not isinstance(exc, Exception) or isinstance(exc, call.ambiguous):
+        return WordKind.CUT_OFF, b""
+    return WordKind.FAILED, stand_ins.to_body(stand_ins.describe(exc, secrets=call.secrets))
+
+
+async def contained(awaitable: Awaitable[R]) -> R:
+    """Await it; `sys.exit` in it is an error of the function, and not the end of the worker."""
+    try:
+        return await awaitable
+    except SystemExit as left:
+        raise RuntimeError(f"sys.exit({left.code!r}) was called") from left
+
+
+def contained_in_thread(fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Callable[[], R]:
+    """The same for a function that runs in a thread; Ctrl-C is never meant for one of those either."""
+
+    def run() -> R:
+        try:
+            return fn(*args, **kwargs)
+        except (SystemExit, KeyboardInterrupt) as left:
+            raise RuntimeError(f"{type(left).__name__} was raised: {left}") from left
+
+    return run
+
+
+# -- what a call has consumed ---------------------------------------------------------------
+
+
+def usage_told(scope: ambient.Scope, value: Any) -> Usage:
+    """What a call consumed: as told inside it, else as its result says."""
+    if not scope.usage:
+        return usage_of(value)
+    told = Usage()
+    for one in scope.usage:
+        told = told.plus(Usage(int(one["input"]), int(one["output"]), float(one["cost"])))
+    return told
+
+
+def usage_of(value: Any) -> Usage:
+    """Token counts as model clients give them: `.usage` or `["usage"]`, under either pair of names. Never fails."""
+    try:
+        usage = _part(value, "usage")
+        if usage is None or isinstance(usage, str | int | float) or callable(usage):
+            return _NOTHING
+        return Usage(
+            _count(usage, "prompt_tokens", "input_tokens"), _count(usage, "completion_tokens", "output_tokens")
+        )
+    except Exception:  # noqa: BLE001  # A result's property may raise anything, and says nothing of usage then.
+        return _NOTHING
+
+
+def _part(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _count(usage: Any, *names: str) -> int:
+    for name in names:
+        found = _part(usage, name)
+        if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
+            return min(found, (1 << 63) - 1)
+    return 0

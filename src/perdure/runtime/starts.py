@@ -1,0 +1,49 @@
+"""Agents about to become tasks: what an app may run, and calls of agents that are at hand or known by name only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perdure.definitions import AgentCall, AgentDefinition, AgentOptions, Startable, call_of, definition_of
+from perdure.errors import BadInput
+
+
+def registry(agents: Sequence[Startable[..., Any]]) -> dict[tuple[str, str], AgentDefinition]:
+    """Agents by name and version. Raises BadInput for what is no agent, and for two of one name."""
+    found: dict[tuple[str, str], AgentDefinition] = {}
+    for one in agents:
+        definition = definition_of(one)
+        if not isinstance(definition, AgentDefinition):
+            name = getattr(one, "__name__", type(one).__name__)
+            raise BadInput(f"{name} is no agent; decorate it with @perdure.agent", field="agents")
+        place = (definition.name, definition.version)
+        if place in found and found[place].fn is not definition.fn:
+            raise BadInput(f"two agents are called {definition.name!r}; give one another name=", field="agents")
+        found[place] = definition
+    return found
+
+
+def call_to_start(agent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
+    """An agent, or the name of one that lives in another process, with its arguments. Raises BadInput."""
+    if isinstance(agent, str):
+        return _by_name(agent, args, kwargs)
+    return agent_call(call_of(agent, args, kwargs))
+
+
+def agent_call(call: object) -> AgentCall:
+    """The call, if it is an agent's. Raises BadInput for a tool."""
+    if not isinstance(call, AgentCall):
+        raise BadInput("only agents become tasks; a tool is called from an agent", field="agent")
+    return call
+
+
+def _by_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
+    """An agent that lives in another process: its arguments must be named, for nobody here knows their names."""
+    if args:
+        raise BadInput(f"start({name!r}, …) by name takes keyword arguments only", field="arguments")
+
+    async def elsewhere(**_kwargs: Any) -> None:
+        raise AssertionError("a stand-in for an agent of another process is not run")
+
+    return AgentCall(AgentDefinition(name, elsewhere), AgentOptions(), (), kwargs)

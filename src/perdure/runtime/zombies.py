@@ -1,0 +1,69 @@
+"""Whether whoever held a call may still be inside it, and what became of the call meanwhile.
+
+"It did not happen, run it" was true when it was said. A process that was only stopped may have woken since, and gone
+on in the middle of the call. So the answer acts only once that process is known to be gone, and if it was not gone
+yet when the answer was given, its last word about the call decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from perdure.model.question import Question
+from perdure.model.task import Wait, WaitKind
+from perdure.states import InstanceStatus
+from perdure.store import questions, steps, tasks
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+_LOOK_AGAIN_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nobody can be inside the call any more, since `at_ms`; `word` is what its holder said at the end, if anything.
+
+    `anyway`: a person said not to wait for proof.
+    """
+
+    at_ms: int
+    word: steps.LastWord | None
+    anyway: bool = False
+
+
+async def look(attempt: Attempt, key: str, held_by: int) -> Gone | None:
+    """Whether the attempt that held the call is known to be gone; None while it may still be inside."""
+    journal, task_id, in_flight = attempt.journal, attempt.task.id, attempt.host.in_flight
+    owner = await journal.read(steps.owner, task_id, held_by)
+    if owner is not None and owner.instance_id == attempt.host.instance_id:
+        if in_flight.holds(task_id, key):
+            return None
+        word = in_flight.word(task_id, key)
+        word = word if word is not None and word.attempt == held_by else None
+        return Gone(0 if word is None else word.at_ms, word)
+    if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
+        return None
+    word = await journal.read(steps.last_word, task_id, key, held_by)
+    return Gone(0 if owner is None else owner.stopped_at or 0, word)
+
+
+async def until_gone(attempt: Attempt, key: str, held_by: int, question: Question | None) -> Gone:
+    """Wait until nobody can be inside the call any more, or a person says not to wait."""
+    journal = attempt.journal
+    while True:
+        found = await look(attempt, key, held_by)
+        if found is not None:
+            return found
+        if question is not None and (await journal.read(questions.get, question.id)).anyway:
+            return Gone(0, None, anyway=True)
+        owner = await journal.read(steps.owner, attempt.task.id, held_by)
+        if owner is not None and owner.instance_id == attempt.host.instance_id:
+            # In a thread of this very process: it holds the permit, for it is running.
+            await attempt.host.in_flight.until_returned(attempt.task.id, key)
+            continue
+        assert owner is not None
+        keys = (tasks.GONE + owner.instance_id, *(() if question is None else (question.id,)))
+        until_ms = journal.store.clock.now_ms() + _LOOK_AGAIN_MS
+        await attempt.waits.until(Wait(WaitKind.TIMER, keys, key, until_ms))

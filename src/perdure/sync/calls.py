@@ -1,0 +1,199 @@
+"""What synchronous agents call: the names of `perdure`, blocking. Each hands over to its asynchronous twin.
+
+Outside a task functions and tools are called in the calling thread; inside one, the record decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from random import Random
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+from uuid import UUID
+
+from perdure import ambient, codec
+from perdure.definitions import Bound, Duration, ToolCall, call_of
+from perdure.errors import BadInput
+from perdure.runtime import context, verbs
+from perdure.sync.bridge import refuse_on_loop, wait
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class ModelVerb:
+    """`model(fn, …)`: ask a model. Recorded at low risk, tokens counted where the result carries `.usage`."""
+
+    def __init__(self, verb: verbs.ModelVerb) -> None:
+        self._verb = verb
+
+    def options(self, *, key: str) -> ModelVerb:
+        """The same verb with a key, which replaces name and input when the record is looked for."""
+        return ModelVerb(self._verb.options(key=key))
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`, or return what a record holds."""
+        return _record(self._verb, verbs.check_function(fn), fn, args, kwargs, word="model")
+
+
+class NamedVerb:
+    """`read(name, fn, …)` changes nothing and may run again; `step(name, fn, …)` is high risk and may not."""
+
+    def __init__(self, verb: verbs.NamedVerb, word: str) -> None:
+        self._verb, self._word = verb, word
+
+    def options(self, *, key: str) -> NamedVerb:
+        """The same verb with a key, which replaces name and input when the record is looked for."""
+        return NamedVerb(self._verb.options(key=key), self._word)
+
+    @overload
+    def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`, or return what a record holds."""
+        return _record(self._verb, verbs.check_named(name, fn), fn, args, kwargs, word=self._word)
+
+
+model = ModelVerb(verbs.model)
+read = NamedVerb(verbs.read, "read")
+step = NamedVerb(verbs.step, "step")
+
+
+@overload
+def call(tool: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+@overload
+def call(tool: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+def call(tool: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a tool or an agent of either kind."""
+    refuse_on_loop("perdure.call")
+    if ambient.scope() is not None:
+        return wait(lambda: verbs.call(tool, *args, **kwargs), name="call")
+    bound = call_of(tool, args, kwargs)
+    if isinstance(bound, ToolCall):
+        verbs.refuse_lost(bound.definition.name, bound.definition.risk_of(bound.args, bound.kwargs))
+    return _plain(bound.definition.fn, bound.args, bound.kwargs)
+
+
+@overload
+def gather(*aws: Bound[R], return_exceptions: Literal[False] = False) -> list[R]: ...
+@overload
+def gather(*aws: Bound[R], return_exceptions: bool) -> list[R | BaseException]: ...
+def gather(*aws: Bound[Any], return_exceptions: bool = False) -> list[Any]:
+    """Run bound calls (`tool.bind(…)`, `agent.bind(…)`) at once, each in a thread that carries the task.
+
+    Waits for all and returns the results in order. If any failed, raises an ExceptionGroup of what failed, after all
+    have ended; with `return_exceptions` errors stand among the results.
+    """
+    for one in aws:
+        if not isinstance(one, Bound):
+            raise BadInput(f"{one!r} was called already; gather takes calls not made yet: f.bind(…)", field="aws")
+    return wait(lambda: verbs.gather(*aws, return_exceptions=return_exceptions), name="gather")
+
+
+def _record(
+    verb: verbs.Verb,
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    word: str,
+) -> Any:
+    refuse_on_loop(f"perdure.{word}")
+    if ambient.scope() is not None:
+        return wait(lambda: verb.record(name, fn, args, kwargs), name=word)
+    verbs.refuse_lost(name, verb.risk)
+    return _plain(fn, args, kwargs)
+
+
+def _plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call it here; what it awaits gets a loop."""
+    result = fn(*args, **kwargs)
+    return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+# -- waiting --------------------------------------------------------------------------------
+
+
+def sleep(duration: Duration, /) -> None:
+    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile."""
+    wait(lambda: context.sleep(duration), name="sleep")
+
+
+@overload
+def receive(name: str, /, *, timeout: Duration | None = None) -> Any: ...
+@overload
+def receive(name: str, /, *, type: type[T], timeout: Duration | None = None) -> T: ...
+def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | None = None) -> Any:
+    """What someone sent to this task under `name`, oldest first, also when it came first.
+
+    Raises TimeoutError after `timeout` seconds, NotInTask outside a task.
+    """
+    return wait(lambda: context.receive(name, type=type, timeout=timeout), name="receive")
+
+
+@overload
+def ask(question: str, /, *, to: str = "", expires: Duration | None = None) -> str: ...
+@overload
+def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
+def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
+    """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
+    return wait(lambda: context.ask(question, type=type, to=to, expires=expires), name="ask")
+
+
+# -- values that must repeat ----------------------------------------------------------------
+
+
+def now() -> datetime:
+    """The time, the same on every replay. Aware, UTC."""
+    return wait(context.now, name="now")
+
+
+def uuid() -> UUID:
+    """A random UUID, the same on every replay."""
+    return wait(context.uuid, name="uuid")
+
+
+def random() -> Random:
+    """A source of random numbers with a recorded seed."""
+    return wait(context.random, name="random")
+
+
+# -- telling --------------------------------------------------------------------------------
+
+
+def message(role: str, content: Any, /) -> None:
+    """Add a line to the task's transcript; durable when this returns. Nothing outside a task."""
+    wait(lambda: context.message(role, content), name="message")
+
+
+def checkpoint(state: Any, /) -> None:
+    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task."""
+    wait(lambda: context.checkpoint(state), name="checkpoint")
+
+
+def last_checkpoint() -> Any:
+    """The newest state saved before this attempt, else None. What was recorded before it then counts as used."""
+    return wait(context.last_checkpoint, name="last_checkpoint")
+
+
+def event(kind: str, payload: Any = None, /) -> None:
+    """Write a skeleton event of your own kind; durable when this returns, written once over all attempts."""
+    wait(lambda: context.event(kind, payload), name="event")
+
+
+def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> str:
+    """Store content and tell of it; returns its SHA-256. Written once over all attempts. Outside a task only that."""
+    return wait(lambda: context.artifact(name, data, media_type=media_type), name="artifact")

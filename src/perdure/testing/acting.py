@@ -1,0 +1,93 @@
+"""A worker of a play: the real one, whose tools are replaced when they are called and whose agents are met as they come.
+
+Nothing is replaced in modules: two worlds may run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from perdure.definitions import AgentCall, AgentDefinition, ToolCall
+from perdure.errors import BadInput
+from perdure.model.step import StepKind
+from perdure.policy.risk import Risk
+from perdure.runtime.attempt import Attempt
+from perdure.runtime.call import Call
+from perdure.runtime.worker import Worker
+from perdure.store import Store
+from perdure.store.database import Transaction
+from perdure.store.queries import load
+from perdure.testing.ledger import Ledger
+
+I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
+
+
+@dataclass(slots=True)
+class Cast:
+    """Who plays: stand-ins by the tool's own function, and the agents met so far."""
+
+    stand_ins: Mapping[Callable[..., Any], Callable[..., Any]]
+    agents: dict[tuple[str, str], AgentDefinition] = field(default_factory=dict)
+    problems: list[BadInput] = field(default_factory=list)
+
+    def require(self, call: ToolCall) -> None:
+        """Refuse a tool above low risk that has no stand-in: a test must not change the world. Raises BadInput."""
+        tool = call.definition
+        if tool.fn in self.stand_ins or tool.risk_of(call.args, call.kwargs) is Risk.LOW:
+            return
+        problem = BadInput(
+            f"{tool.name} is above low risk and has no stand-in in this world: World(tools={{{tool.name}: fn}})",
+            field="tools",
+        )
+        self.problems.append(problem)
+        raise problem
+
+
+class ActingAttempt(Attempt):
+    """An attempt of a play."""
+
+    @property
+    def actor(self) -> ActingWorker:
+        """The worker that runs it."""
+        return cast("ActingWorker", self.host)
+
+    async def call_tool(self, call: ToolCall) -> Any:
+        """Refuse what must not really run, then record and run the tool."""
+        self.actor.cast.require(call)
+        return await super().call_tool(call)
+
+    async def call_agent(self, call: AgentCall) -> Any:
+        """Know the agent from now on, then run it as a child task."""
+        self.actor.meet(call.definition)
+        return await super().call_agent(call)
+
+    def as_run_here(self, call: Call) -> Call:
+        """The stand-in, if there is one; what a tool does is noted down."""
+        if call.kind is not StepKind.TOOL_CALL:
+            return call
+        return self.actor.ledger.watch(call, self.actor.cast.stand_ins.get(call.fn))
+
+
+class ActingWorker(Worker):
+    """A worker of a play."""
+
+    attempt_type = ActingAttempt
+
+    def __init__(self, store: Store, *, troupe: Cast, ledger: Ledger, backstage: Store) -> None:
+        super().__init__(store, list(troupe.agents.values()))
+        self.cast = troupe
+        self.ledger = ledger
+        self._backstage = backstage
+
+    def meet(self, agent: AgentDefinition) -> None:
+        """Be able to run this agent too."""
+        place = (agent.name, agent.version)
+        if place not in self._agents and self._registration is not None:
+            self.cast.agents[place] = self._agents[place] = agent
+            self._backstage.call(_add_agent, self._registration.n, *place)
+
+
+def _add_agent(tx: Transaction, instance: int, agent: str, version: str) -> None:
+    tx.run(I.insert_agent, instance=instance, agent=agent, version=version)

@@ -1,0 +1,330 @@
+"""Why a task stands where it stands: one clause for lists, a page for `perdure why`.
+
+It reads and decides nothing. What recovery would do is asked of the same function that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from perdure import phrases
+from perdure.errors import Damaged, NotFound
+from perdure.model.question import Question, QuestionKind
+from perdure.model.task import Attempt, Task, Wait, WaitKind, tail
+from perdure.settings import Settings
+from perdure.states import AttemptStatus, QuestionStatus, TaskStatus
+from perdure.store import instances, questions, recovery, steps, task_lists, tasks
+from perdure.store.database import Transaction
+
+SILENT_MS = int(Settings().lease_s * 1000)
+"""A worker whose last heartbeat is older than this is called silent here. Only for display: nothing acts on it."""
+
+_SHOWN_RECORDS = 5
+_SHOWN_ATTEMPTS = 10
+
+
+def because(tx: Transaction, task: Task, *, ids: Collection[str] = ()) -> str:
+    """Why a task has not ended, as a clause to follow "because"; for an ended one how it ended.
+
+    `ids` are those shown beside it, so that short forms stay unique.
+    """
+    match task.status:
+        case TaskStatus.PENDING:
+            return _pending(tx, task)
+        case TaskStatus.RUNNING:
+            return _running(tx, task)
+        case TaskStatus.WAITING:
+            return "; ".join(_waiting(tx, task, wait, ids) for wait in task.waiting_for)
+        case TaskStatus.IDLE | TaskStatus.SWAPPED:
+            return "its session is paused"
+        case TaskStatus.INTERRUPTED:
+            return _interrupted(tx, task)
+        case _:
+            return _ended(tx, task)
+
+
+def explain(tx: Transaction, task_id: str, *, recovery_limit: int = Settings().recovery_limit, flags: str = "") -> str:
+    """Everything that speaks for where a task stands: cause, evidence, rule, what was tried, what moves it on.
+
+    `flags` are added to the commands it names. Raises NotFound.
+    """
+    task = tasks.get(tx, task_id)
+    page = [*_headline(tx, task)]
+    for title, lines in (
+        ("evidence", _evidence(tx, task)),
+        ("rule", _rules(tx, task, recovery_limit)),
+        ("tried", _tried(tx, task)),
+        ("what moves it on", _moves(tx, task, flags)),
+    ):
+        found = _as_far_as_readable(lines)
+        page += [title, *(f"  {line}" for line in found)] if found else []
+    return "\n".join(page)
+
+
+def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:
+    """The open questions that are all a task and everything below it wait for; none while a machine can go on.
+
+    Raises NotFound.
+    """
+    found: dict[str, Question] = {}
+    todo, seen = [task_id], 0
+    while todo and seen < most:
+        seen += 1
+        task = tasks.get(tx, todo.pop())
+        if task.status.is_terminal and task.id != task_id:
+            continue
+        asked = _asked(tx, task)
+        if asked is None:
+            return ()
+        own, below = asked
+        found.update((one.id, one) for one in own)
+        todo += below
+    return () if todo else tuple(found.values())
+
+
+def open_questions(tx: Transaction, task: Task) -> list[Question]:
+    """A task's open questions, oldest first."""
+    return [one for one in reversed(questions.of_task(tx, task.id)) if one.status is QuestionStatus.OPEN]
+
+
+# -- one clause a status --------------------------------------------------------------------
+
+
+def _pending(tx: Transaction, task: Task) -> str:
+    if task.available_at > tx.now:
+        at = f"in {phrases.duration(task.available_at - tx.now)}, at {phrases.moment(task.available_at, tx.now)}"
+        last = _last_attempt(tx, task)
+        if last is not None and last.status is AttemptStatus.FAILED:
+            error = tasks.read_error(tx, last.error)
+            return f"it is tried again {at}, after failure {task.failures}: {phrases.one_line(str(error))}"
+        return f"it is to start {at}"
+    asked = open_questions(tx, task)
+    if asked:
+        return _is_open(asked[0])
+    return _no_worker(tx, task) or "it is due: a worker that has its agent takes it as soon as a permit is free"
+
+
+def _no_worker(tx: Transaction, task: Task) -> str:
+    """That no live worker can run this task; "" when one can."""
+    what = f"no live worker has agent {task.agent}" + (f" in version {task.version}" if task.version else "")
+    known = instances.last_with_agent(tx, task.agent)
+    if known is None:
+        return f"{what} (none ever had)"
+    host, beat_at, is_alive = known
+    if is_alive and tx.now - beat_at < SILENT_MS:
+        return ""
+    return f"{what} (last seen {phrases.moment(beat_at, tx.now)} on host {host})"
+
+
+def _running(tx: Transaction, task: Task) -> str:
+    last = _last_attempt(tx, task)
+    since = "" if last is None else f" since {phrases.moment(last.started_at, tx.now)}"
+    number = f" (attempt {task.attempt})" if task.attempt > 1 else ""
+    try:
+        owner = instances.get(tx, task.instance_id or "?")
+    except NotFound:
+        return f"worker {task.instance_id} runs it{since}{number}"
+    place = f"host {owner.host}, pid {owner.pid}"
+    silent_ms = tx.now - owner.heartbeat_at
+    if silent_ms >= SILENT_MS:
+        return f"its worker ({place}) has been silent for {phrases.duration(silent_ms)}: the next worker takes it over"
+    return f"{place} runs it{since}{number}"
+
+
+def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str]) -> str:
+    match wait.kind:
+        case WaitKind.CHILDREN:
+            return _children(tx, wait, ids)
+        case WaitKind.QUESTION:
+            asked = [questions.get(tx, key) for key in wait.keys]
+            still = [one for one in asked if one.status is QuestionStatus.OPEN]
+            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_taken_up(task)}"
+        case WaitKind.RECEIVE:
+            until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
+            return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
+        case WaitKind.TIMER:
+            gone = next((key.removeprefix(tasks.GONE) for key in wait.keys if key.startswith(tasks.GONE)), None)
+            if gone is not None:
+                return f"the answer is stored and acts once {_called(tx, gone)} is proven gone"
+            assert wait.until_ms is not None, task.id
+            left = phrases.duration(wait.until_ms - tx.now)
+            return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
+
+
+def _children(tx: Transaction, wait: Wait, ids: Collection[str]) -> str:
+    found = [tasks.get(tx, key) for key in wait.keys]
+    still = [child for child in found if not child.status.is_terminal]
+    if not still:
+        return "its children are done and a worker takes it up next"
+    known = [*ids, *(child.id for child in found)]
+    names = phrases.listed([f"{child.agent} {tail(child.id, known)}" for child in still], most=3)
+    are = "is" if len(still) == 1 else "are"
+    return f"{len(still)} of {phrases.count(len(found), 'child', 'children')} {are} not done: {names}"
+
+
+def _interrupted(tx: Transaction, task: Task) -> str:
+    asked = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
+    if asked:
+        return _is_open(asked[0])
+    last = _last_attempt(tx, task)
+    error = None if last is None else tasks.read_error(tx, last.error)
+    why = f" ({error.message})" if error is not None and error.message else ""
+    return f"its attempt ended without an outcome{why}; the next worker decides whether it goes on"
+
+
+def _ended(tx: Transaction, task: Task) -> str:
+    assert task.finished_at is not None, task.id
+    when = f"{phrases.duration(tx.now - task.finished_at)} ago"
+    if task.status is TaskStatus.COMPLETED:
+        return f"it completed {when}"
+    return f"{task.status.replace('_', ' ')} {when}: {phrases.one_line(str(tasks.read_error(tx, task.error)))}"
+
+
+def _is_open(question: Question) -> str:
+    to = f"  (to {question.to})" if question.to else ""
+    return f"question {question.id} is open: {phrases.one_line(question.text)}{to}"
+
+
+def _taken_up(task: Task) -> str:
+    return "its worker goes on with it" if task.execution_id is not None else "a worker takes it up next"
+
+
+def _called(tx: Transaction, instance_id: str) -> str:
+    try:
+        found = instances.get(tx, instance_id)
+    except NotFound:
+        return f"worker {instance_id}"
+    return f"worker {instance_id} (host {found.host}, pid {found.pid})"
+
+
+# -- the sections of the page ---------------------------------------------------------------
+
+
+def _as_far_as_readable(lines: Iterator[str]) -> list[str]:
+    """The lines; where damage ends them, that is the last one, for it is part of the answer."""
+    found: list[str] = []
+    try:
+        for line in lines:
+            found.append(line)  # noqa: PERF402  # What came before the damage is kept.
+    except Damaged as damage:
+        found.append(f"the rest cannot be read: {damage}")
+    return found
+
+
+def _headline(tx: Transaction, task: Task) -> Iterator[str]:
+    status = "paused" if task.status in (TaskStatus.IDLE, TaskStatus.SWAPPED) else task.status.replace("_", " ")
+    joint = ": " if task.status.is_terminal else " because "
+    yield f"{task.agent} {task.id} is {status}{joint}{because(tx, task)}"
+    begun = phrases.duration(tx.now - task.created_at)
+    parent = "" if task.parent_task_id is None else f", child of {task.parent_task_id}"
+    deadline = "" if task.deadline_at is None else f", deadline {phrases.moment(task.deadline_at, tx.now)}"
+    yield f"admitted {begun} ago in session {task.session_id}{parent}{deadline}"
+
+
+def _evidence(tx: Transaction, task: Task) -> Iterator[str]:
+    for question in open_questions(tx, task):
+        yield from _of_question(tx, question)
+    first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
+    for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
+        if step.is_note:
+            continue
+        what = phrases.call(step.name or step.event_kind, payload)
+        outcome = step.outcome or ("in doubt" if step.is_in_doubt else "not ended")
+        when = phrases.moment(step.timestamp, tx.now)
+        yield f"step {step.step_index}, {step.risk}: {what} began {when} in attempt {step.attempt}: {outcome}"
+        if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
+            status = owner.status or "not on record"
+            yield f"  held by worker {owner.instance_id}, host {owner.host}, pid {owner.pid}, which is {status}"
+
+
+def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
+    to = f" to {question.to}" if question.to else ""
+    age = phrases.duration(tx.now - question.created_at)
+    ends = "never expires"
+    if question.expires_at is not None:
+        ends = f"expires in {phrases.duration(question.expires_at - tx.now)}"
+    yield f"{question.id} ({question.kind}), asked{to} {age} ago, {ends}"
+    said = questions.evidence(tx, question)
+    for name in ("cause", "reconcile", "why"):
+        if isinstance(said, dict) and said.get(name):
+            yield f"  {name}: {phrases.one_line(str(said[name]))}"
+
+
+def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
+    past = recovery.decisions(tx, task.id)
+    is_decided = any(one.kind is QuestionKind.RESUME for one in open_questions(tx, task))
+    if task.status is TaskStatus.INTERRUPTED and not is_decided:
+        would = recovery.examine(tx, task.id, recovery_limit=recovery_limit)
+        yield f"not decided yet; a worker would now decide {would.verdict} (rule {would.rule})"
+        yield from (f"  {reason}" for reason in would.reasons)
+    for decision in past[:3]:
+        yield f"{decision.verdict} (rule {decision.rule}), decided {phrases.moment(decision.at, tx.now)}"
+        yield from (f"  {reason}" for reason in decision.reasons)
+
+
+def _tried(tx: Transaction, task: Task) -> Iterator[str]:
+    found = task_lists.attempts(tx, task.id)
+    if len(found) > _SHOWN_ATTEMPTS:
+        yield f"{len(found) - _SHOWN_ATTEMPTS:,} earlier attempts"
+    for one in found[-_SHOWN_ATTEMPTS:]:
+        begun = phrases.moment(one.started_at, tx.now)
+        ended = "still running" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
+        error = tasks.read_error(tx, one.error)
+        why = "" if error is None else f": {phrases.one_line(str(error))}"
+        yield f"attempt {one.number} from {begun}, {ended} on {_called(tx, one.instance_id)}{why}"
+
+
+def _moves(tx: Transaction, task: Task, flags: str) -> Iterator[str]:
+    if task.status.is_terminal:
+        return
+    ways: list[tuple[str, str]] = []
+    for question in open_questions(tx, task):
+        ways += phrases.ways_to_answer(question.id, question.kind, flags=flags)
+    if task.status is TaskStatus.INTERRUPTED and not ways:
+        ways.append((f"perdure resume {task.id}{flags}", "decide now, without waiting for a worker"))
+    if task.status is TaskStatus.WAITING:
+        for wait in task.waiting_for:
+            for key in wait.keys if wait.kind is WaitKind.CHILDREN else ():
+                if not tasks.get(tx, key).status.is_terminal:
+                    ways.append((f"perdure why {key}{flags}", "what this child waits for"))
+            if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.GONE) for key in wait.keys):
+                ways += _run_anyway(tx, task, wait, flags)
+    if task.status is TaskStatus.PENDING and _no_worker(tx, task):
+        ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent}"))
+    ways.append((f"perdure cancel {task.id}{flags}", "end it and everything below it"))
+    width = max(len(command) for command, _ in ways)
+    yield from (f"{command:<{width}}  {meaning}" for command, meaning in ways)
+
+
+def _run_anyway(tx: Transaction, task: Task, wait: Wait, flags: str) -> list[tuple[str, str]]:
+    asked = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, wait.step_key)
+    if asked is None:
+        return []
+    return [(f"perdure answer {asked.id} --not-happened --anyway{flags}", "run it without that proof")]
+
+
+def _last_attempt(tx: Transaction, task: Task) -> Attempt | None:
+    found = task_lists.attempts(tx, task.id)
+    return found[-1] if found else None
+
+
+# -- whether only people are waited for -----------------------------------------------------
+
+
+def _asked(tx: Transaction, task: Task) -> tuple[list[Question], list[str]] | None:
+    """The open questions of a task and the children it waits for; None when it can go on without a person."""
+    if task.status is TaskStatus.INTERRUPTED:
+        own = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
+        return (own, []) if own else None
+    if task.status is not TaskStatus.WAITING:
+        return None
+    asked: list[Question] = []
+    below: list[str] = []
+    for wait in task.waiting_for:
+        if wait.kind not in (WaitKind.CHILDREN, WaitKind.QUESTION) or tasks.has_happened(tx, task.id, wait):
+            return None
+        if wait.kind is WaitKind.CHILDREN:
+            below += wait.keys
+        else:
+            asked += [questions.get(tx, key) for key in wait.keys]
+    return asked, below

@@ -1,0 +1,181 @@
+"""Every hot query is answered by the index made for it; none reads all tasks, steps or events.
+
+SQLite is asked without statistics, as it runs. PostgreSQL, whose planner likes to read small tables whole, is asked
+which index it would use if it had to use one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+
+from perdure.errors import StoreError
+from perdure.model.task import Task
+from perdure.store.database import Transaction
+from perdure.store.queries import Query, load
+from tests.rows import query
+from tests.world import SCHEMA, World
+
+ROWS = 10_000
+# Read by people once in a while, and by the loop of tests in which time is virtual.
+MAY_SCAN = {"tasks.by_ending", "tasks.counts_by_status", "questions.by_ending", "tasks.next_moment"}
+# Query -> its index, on SQLite and PostgreSQL where an unnamed constraint makes it.
+INDEX: dict[str, str | tuple[str, str]] = {
+    "tasks.get": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
+    "tasks.record_step": ("sqlite_autoindex_tasks_1", "(tasks_id_key|tasks_execution)"),
+    "tasks.claim": "tasks_claim",
+    "tasks.next_due": "tasks_claim",
+    "tasks.by_key": "tasks_idempotency",
+    "tasks.list_session": "tasks_session_created",
+    "tasks.list_all": "tasks_created",
+    "tasks.list_status": "tasks_open",
+    "tasks.children": "tasks_parent",
+    "tasks.count_open_children": "tasks_parent",
+    "tasks.lock_family": "tasks_parent",
+    "tasks.changed_since": "tasks_revision",
+    "tasks.owned_by_generation": "tasks_recovery",
+    "tasks.overdue": "tasks_deadline",
+    "tasks.interrupted": "tasks_open",
+    "tasks.due_waiters": "tasks_due",
+    "tasks.orphans": "attempts_open",
+    "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),
+    "steps.trace": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
+    "steps.shape": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
+    "steps.by_key": ("sqlite_autoindex_steps_2", "steps_task_key_try_number_key"),
+    "steps.end": ("sqlite_autoindex_steps_2", "steps_task_key_try_number_key"),
+    "steps.in_doubt": "steps_in_doubt",
+    "steps.effects": "steps_effects",
+    "events.feed": ("sqlite_autoindex_events_1", "events_task_seq_key"),
+    "events.last_of_kind": ("sqlite_autoindex_events_1", "events_task_seq_key"),
+    "events.between": "events_at",
+    "messages.list": ("sqlite_autoindex_messages_1", "messages_task_(seq|step_key)_key"),
+    "messages.by_key": ("sqlite_autoindex_messages_2", "messages_task_step_key_key"),
+    "messages.oldest_unread": "deliveries_unread",
+    "questions.open_list": ("questions_open", "questions_(unnotified|open)"),
+    "questions.expired": "questions_expiry",
+    "questions.live_for_step": "questions_task",
+    "questions.unnotified": ("questions_unnotified", "questions_(unnotified|open)"),
+    "instances.alive": "instances_alive",
+    "recovery.of_task": ("sqlite_autoindex_recovery_decisions_1", "recovery_decisions_task_execution_id_key"),
+}
+
+
+def _columns(table: str) -> list[str]:
+    """The columns of a table but its row id, read off the schema."""
+    found = re.search(rf"CREATE TABLE {table} \((.*?)^\)", SCHEMA, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return [name for name in re.findall(r"^    (\"?[a-z_]+\"?) \{", found[1], flags=re.MULTILINE) if name != "n"]
+
+
+def _multiply(table: str, changed: dict[str, str]) -> Query:
+    """Copy the row of a table ROWS times, with other values (k counts) in some columns."""
+    columns = _columns(table)
+    values = ", ".join(changed.get(column, f"one.{column}") for column in columns)
+    return query(
+        "WITH RECURSIVE numbers (k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM numbers WHERE k < :rows) "
+        f"INSERT INTO {table} ({', '.join(columns)}) "
+        f"SELECT {values} FROM numbers, (SELECT * FROM {table} ORDER BY n DESC LIMIT 1) one"
+    )
+
+
+@pytest.fixture
+def full(world: World) -> World:
+    """A database with many tasks, and one task with many steps and events."""
+    claim = world.start()
+    world.record(claim, "a", risk="medium")
+    world.admit(deadline_ms=1000)
+    row = {"id": "'task-' || k", "created_at": "one.created_at + k", "rank": "one.rank + k"}
+    step = {"key": "'key-' || k", "step_index": "1 + k", "started_seq": "10 * k", "ended_seq": "10 * k + 1"}
+
+    def fill(tx: Transaction) -> None:
+        tx.run(_multiply("tasks", row), rows=ROWS)
+        tx.run(_multiply("steps", step), rows=ROWS)
+        tx.run(_multiply("events", {"seq": "one.seq + k", "at": "one.at + k"}), rows=ROWS)
+
+    world.store.call(fill)
+    assert world.rows("SELECT count(*) FROM tasks") == [(ROWS + 2,)]
+    assert _columns("tasks") == [field.name for field in fields(Task)][1:]
+    return world
+
+
+def _plan(tx: Transaction, one: Query, dialect: str) -> str:
+    if dialect == "sqlite":
+        asked = Query(one.name, f"EXPLAIN QUERY PLAN {one.sqlite}", "", one.parameters)
+        values = dict.fromkeys(one.parameters - {"now"}, 0)
+        return "\n".join(str(row[3]) for row in tx.all(asked, **values))
+    text = one.postgres.replace("%%", "%")
+    for number, name in enumerate(sorted(one.parameters), 1):
+        text = text.replace(f"%({name})s", f"${number}")
+    arguments = ", ".join("'0'" for _ in one.parameters)
+    tx.run(Query("prepare", "", f"PREPARE asked AS {text}".replace("%", "%%"), frozenset()))
+    call = f"EXECUTE asked ({arguments})" if arguments else "EXECUTE asked"
+    plan = tx.all(Query("explain", "", f"EXPLAIN {call}", frozenset()))
+    tx.run(Query("deallocate", "", "DEALLOCATE asked", frozenset()))
+    return "\n".join(str(row[0]) for row in plan)
+
+
+def _plans(world: World, wanted: Iterator[Query]) -> dict[str, str]:
+    dialect = world.store.database.dialect
+
+    def ask(tx: Transaction) -> dict[str, str]:
+        if dialect == "postgres":
+            for setting in ("enable_seqscan = off", "enable_bitmapscan = off"):
+                tx.run(Query("set", "", f"SET LOCAL {setting}", frozenset()))
+        return {one.name: _plan(tx, one, dialect) for one in wanted}
+
+    return world.store.call(ask)
+
+
+def _every_query() -> Iterator[Query]:
+    for aggregate in ("tasks", "steps", "events", "questions", "messages", "instances", "recovery"):
+        yield from load(aggregate)
+
+
+def test_each_hot_query_is_answered_by_its_index(full: World) -> None:
+    dialect = full.store.database.dialect
+
+    plans = _plans(full, (one for one in _every_query() if one.name in INDEX))
+
+    assert plans.keys() == INDEX.keys()
+    for name, index in INDEX.items():
+        wanted = index if isinstance(index, str) else index[0 if dialect == "sqlite" else 1]
+        assert re.search(rf"\b{wanted}\b", plans[name]), f"{name} does not use {wanted}:\n{plans[name]}"
+
+
+def test_no_query_reads_all_tasks_steps_or_events(full: World) -> None:
+    if full.store.database.dialect != "sqlite":
+        pytest.skip("PostgreSQL's choice depends on its statistics")
+    aliases = r"SCAN (t|s|e|a|q|p|d|m|c)(?! USING)\b"
+
+    plans = _plans(full, _every_query())
+
+    scanning = {name for name, plan in plans.items() if re.search(aliases, plan)}
+    sorted_whole = {name for name, plan in plans.items() if re.search(r"SCAN (t|s|e) USING", plan)}
+    assert scanning | sorted_whole <= MAY_SCAN, plans
+
+
+def test_a_page_far_back_costs_no_more_than_the_first(full: World) -> None:
+    if full.store.database.dialect != "sqlite":
+        pytest.skip("SQLite tells the range it reads")
+
+    plans = _plans(full, (one for one in load("tasks") if one.name.startswith("tasks.list_")))
+
+    for name, plan in plans.items():
+        assert "(created_at,id)<(?,?)" in plan, (name, plan)
+
+
+def test_an_execution_and_a_key_are_unique(world: World) -> None:
+    claim, other = world.start(key="k", session_id="chat"), world.start(key="l", session_id="chat")
+
+    for change in (
+        "UPDATE tasks SET execution_id = :execution_id WHERE id = :id",
+        "UPDATE tasks SET idempotency_key = 'k', last_tool_call_id = :execution_id WHERE id = :id",
+    ):
+        outcome = world.unchanged_by(
+            world.execute, change, execution_id=claim.execution_id, id=other.task.id
+        )
+
+        assert isinstance(outcome, StoreError)

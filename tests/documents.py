@@ -1,0 +1,161 @@
+"""Runs the code blocks of a page, so that the documentation stays true.
+
+    ```python with `# name.py` on its first line   written to the page's folder and compiled
+    ```python                                      run, top-level await allowed, in one namespace a page
+    ```console                                     each `$ command` is run in the page's folder; the lines after it are
+                                                   what it prints, `…` standing for anything
+    `$ command   # kill -9 …`                      started, and killed once a call of it is in doubt
+
+Blocks in other languages are pictures and tables, not promises.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.errors import StoreError
+from perdure.store import open_store, steps
+
+ROOT = Path(__file__).parent.parent
+_BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    text: str
+    line: int
+
+
+def pages() -> list[Path]:
+    """Pages that people write; the generated reference holds no code to run."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if page.parent.name not in ("reference", "adr")]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The blocks of a page that are run."""
+    text = page.read_text(encoding="utf-8")
+    for match in _BLOCK.finditer(text):
+        if match[1] in ("python", "console"):
+            yield Block(match[1], match[2], text[: match.start()].count("\n") + 1)
+
+
+class PageRun:
+    """One page's folder and namespace."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._names: dict[str, object] = {"__name__": "__page__"}
+
+    def run(self, block: Block) -> None:
+        """Run a block. Raises what its code raises, AssertionError where a command prints something else."""
+        if block.language == "console":
+            for command, expected in commands(block.text):
+                self._run_command(command, expected, block)
+            return
+        name = re.match(r"# (\w+\.py)\n", block.text)
+        if name:
+            (self.folder / name[1]).write_text(block.text, encoding="utf-8")
+            compile(block.text, name[1], "exec")
+            return
+        code = compile(block.text, f"line {block.line}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, self._names)  # noqa: S307  # Our own pages.
+        if inspect.isawaitable(result):
+            asyncio.run(_await(result))
+
+    def _run_command(self, command: str, expected: list[str], block: Block) -> None:
+        killed = "# kill -9" in command
+        command = command.partition("  #")[0].strip()
+        if killed:
+            self._run_and_kill(command)
+            return
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env=self._environment(), text=True, timeout=_TIMEOUT_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )
+        printed = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
+        assert _fits(printed, expected), (
+            f"line {block.line}: $ {command}\nprinted:\n" + "\n".join(printed) + "\nexpected:\n" + "\n".join(expected)
+        )
+
+    def _run_and_kill(self, command: str) -> None:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self._environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        end = time.monotonic() + _TIMEOUT_S
+        try:
+            while not self._is_in_doubt():
+                assert process.poll() is None, f"$ {command} ended before a call of it was in doubt"
+                assert time.monotonic() < end, f"$ {command} never came to a call above low risk"
+                time.sleep(0.02)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def _is_in_doubt(self) -> bool:
+        for path in self.folder.glob("*.db"):
+            try:
+                with open_store(str(path)) as store:
+                    if store.read(steps.effects, in_doubt=True):
+                        return True
+            except StoreError:
+                continue
+        return False
+
+    def _environment(self) -> Mapping[str, str]:
+        home = Path(sys.executable).parent
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+        python_path = os.pathsep.join([str(ROOT / "src"), str(self.folder)])
+        return {**kept, "PATH": f"{home}{os.pathsep}{kept['PATH']}", "PYTHONPATH": python_path, "NO_COLOR": "1"}
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a console block with the lines it prints."""
+    command, printed = "", list[str]()
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, printed
+            command, printed = line[2:], []
+        elif line.strip():
+            printed.append(line.rstrip())
+    if command:
+        yield command, printed
+
+
+def _fits(printed: list[str], expected: list[str]) -> bool:
+    """Whether what was printed is what a page says; a line that is only `…` stands for any lines."""
+    if not expected:
+        return True
+    if expected[0].strip() == "…":
+        return any(_fits(printed[start:], expected[1:]) for start in range(len(printed) + 1)) or len(expected) == 1
+    if not printed or not _line_fits(printed[0], expected[0]):
+        return False
+    return _fits(printed[1:], expected[1:]) if len(expected) > 1 else len(printed) == 1
+
+
+def _line_fits(printed: str, expected: str) -> bool:
+    pattern = r"\s+".join(re.escape(word).replace("…", ".*") for word in expected.split())
+    return re.fullmatch(r"\s*" + pattern + r"\s*", printed) is not None
+
+
+async def _await(awaitable: object) -> None:
+    if inspect.isawaitable(awaitable):
+        await awaitable
