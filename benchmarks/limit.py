@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import apsw
 
@@ -25,6 +26,7 @@ CREATE TABLE steps (
 );
 """
 _Row = tuple[int, int, str, bytes, int]
+_Job = tuple[_Row, "asyncio.Future[None]"]
 
 
 def measure(folder: Path, *, submitters: int, seconds: float, page_bytes: int = 4096) -> Numbers:
@@ -43,7 +45,7 @@ async def _measure(path: Path, submitters: int, seconds: float, page_bytes: int)
         seq = 0
         while (begun := time.perf_counter()) < until:
             seq += 1
-            await writer.submit((task, seq + int(until), "call_model", body, seq))
+            await writer.submit((task, seq, "call_model", body, seq))
             samples.append(time.perf_counter() - begun)
             done += 1
 
@@ -63,9 +65,7 @@ class _Writer(threading.Thread):
     def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, submitters: int, page_bytes: int) -> None:
         super().__init__(daemon=True)
         self._loop = loop
-        self._waiting: list[tuple[_Row, asyncio.Future[None]]] = []
-        self._wanted = threading.Event()
-        self._closing = False
+        self._waiting: SimpleQueue[_Job | None] = SimpleQueue()
         self._connection = apsw.Connection(str(path))
         for pragma in (f"page_size = {page_bytes}", "journal_mode = WAL", "synchronous = FULL"):
             self._connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -76,14 +76,12 @@ class _Writer(threading.Thread):
     def submit(self, row: _Row) -> asyncio.Future[None]:
         """A future that is done once the row is durable."""
         future = self._loop.create_future()
-        self._waiting.append((row, future))
-        self._wanted.set()
+        self._waiting.put((row, future))
         return future
 
     def close(self) -> None:
         """Stop; nothing may be waiting."""
-        self._closing = True
-        self._wanted.set()
+        self._waiting.put(None)
         self.join()
         self._connection.close()
 
@@ -91,14 +89,10 @@ class _Writer(threading.Thread):
         """Commit whatever is waiting, again and again."""
         insert = "INSERT INTO steps (task, seq, name, output, at) VALUES (?, ?, ?, ?, ?)"
         update = "UPDATE tasks SET last_seq = ?, at = ? WHERE id = ?"
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            if self._closing:
-                return
-            batch, self._waiting = self._waiting, []
-            if not batch:
-                continue
+        while (first := self._waiting.get()) is not None:
+            batch = [first]
+            while not self._waiting.empty() and (job := self._waiting.get()) is not None:
+                batch.append(job)
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany(insert, [row for row, _ in batch])
             self._connection.executemany(update, [(row[1], row[4], row[0]) for row, _ in batch])

@@ -55,9 +55,7 @@ def packed(value: object) -> codec.Packed:
 def new_task(agent: str = "writer", *, work: object = "work", **fields: Any) -> NewTask:
     """A task to admit; equal `work` is the same work."""
     body = codec.encode(work)
-    return NewTask(
-        agent=agent, prompt=codec.pack(body), work_digest=admission.work_digest(agent, body), **fields
-    )
+    return NewTask(agent=agent, prompt=codec.pack(body), work_digest=admission.work_digest(agent, body), **fields)
 
 
 def new_step(key: str, **fields: Any) -> steps.NewStep:
@@ -180,9 +178,7 @@ class World:
 
     def send(self, task_id: str, name: str, value: object = 1, *, key: str | None = None) -> Delivery:
         """Feed a task's receive."""
-        return self.store.call(
-            messages.send, task_id, name=name, key=key, payload=packed(value), unread_limit=10_000
-        )
+        return self.store.call(messages.send, task_id, name=name, key=key, payload=packed(value), unread_limit=10_000)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -214,9 +210,7 @@ class World:
 
     def recover(self, task_id: str) -> recovery.Recovered | None:
         """Decide about an interrupted task and act."""
-        return self.store.call(
-            recovery.act, task_id, recovery_limit=RECOVERY_LIMIT, question_expiry_ms=7 * DAY_MS
-        )
+        return self.store.call(recovery.act, task_id, recovery_limit=RECOVERY_LIMIT, question_expiry_ms=7 * DAY_MS)
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -278,4 +272,3 @@ def usage_of(row: Task | Attempt) -> Usage:
 def ids(found: Sequence[Task]) -> list[str]:
     """The ids of tasks."""
     return [task.id for task in found]
-

@@ -215,11 +215,12 @@ class Client:
         """What a command must say to find this database; "" where it finds it anyhow. Never a password."""
         return config.flags_for(self.url)
 
-    def use(self, url: str) -> None:
-        """Take the database at `url` instead. Raises BadInput when one is open already."""
+    def use(self, url: str | None = None, *, settings: Mapping[str, object] | None = None) -> None:
+        """Take another database, or put settings on top. Raises BadInput when a database is open already."""
         if self._store is not None:
-            raise BadInput(f"{self.url} is open already; name the database before its first use", field="url")
-        self._url = url
+            raise BadInput(f"{self.url} is open already; say this before its first use", field="url")
+        self._url = self._url if url is None else url
+        self._settings = (self._settings or config.settings()).override(settings or {})
 
     async def aclose(self) -> None:
         """Close the store, if this client opened it. May be called twice."""

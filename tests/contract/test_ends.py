@@ -226,8 +226,9 @@ def test_cancel_takes_every_descendant_along_leaves_first(world: World) -> None:
     world.store.call(ends.cancel, family["root"])
 
     assert _ended(world, family) == set(family)
-    order = world.rows("SELECT t.id, t.depth FROM events e JOIN tasks t ON t.n = e.task"
-                       " WHERE e.kind = 'task_cancelled' ORDER BY e.n")
+    order = world.rows(
+        "SELECT t.id, t.depth FROM events e JOIN tasks t ON t.n = e.task WHERE e.kind = 'task_cancelled' ORDER BY e.n"
+    )
     assert [depth for _, depth in order] == [3, 3, 3, 3, 2, 2, 1]
     assert {world.task(task_id).status for task_id in family.values()} == {TaskStatus.CANCELLED}
 

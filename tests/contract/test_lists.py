@@ -122,9 +122,7 @@ def test_a_change_of_many_tasks_is_paged_without_losing_any(world: World) -> Non
 
     found: list[Task] = []
     revision, after_id = seen, None
-    while page := world.store.read(
-        task_lists.changed_since, "chat", revision=revision, after_id=after_id, limit=2
-    ):
+    while page := world.store.read(task_lists.changed_since, "chat", revision=revision, after_id=after_id, limit=2):
         found += page
         revision, after_id = page[-1].revision, page[-1].id
 

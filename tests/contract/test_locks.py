@@ -147,9 +147,7 @@ SESSION_VERBS: dict[str, Callable[[World], list[tuple[str, list[str]]]]] = {
     "answer": lambda w: record(w, questions.answer, w.ask(w.start()).id, by="ada", value=packed(1)),
     "approve": lambda w: record(w, questions.approve, _resume_question(w), by="ada"),
     "deny": lambda w: record(w, questions.deny, _resume_question(w), by="ada", reason=""),
-    "recover": lambda w: record(
-        w, recovery.act, _interrupted(w).task.id, recovery_limit=3, question_expiry_ms=1000
-    ),
+    "recover": lambda w: record(w, recovery.act, _interrupted(w).task.id, recovery_limit=3, question_expiry_ms=1000),
     "recover a declared risk": lambda w: record(
         w, recovery.act, _interrupted(w, risk="high").task.id, recovery_limit=3, question_expiry_ms=1000
     ),
@@ -197,9 +195,7 @@ HOT_VERBS: dict[str, Callable[[World, Claim], list[tuple[str, list[str]]]]] = {
     "message": lambda w, c: record(w, messages.append, c.fence, NewMessage("user", b"1"), step_key="k"),
     "checkpoint": lambda w, c: record(w, messages.save_checkpoint, c.fence, packed(1), step_key="k"),
     "event": lambda w, c: record(w, messages.emit_owned, c.fence, "mine", {}),
-    "send": lambda w, c: record(
-        w, messages.send, c.task.id, name="n", key="k", payload=packed(1), unread_limit=10
-    ),
+    "send": lambda w, c: record(w, messages.send, c.task.id, name="n", key="k", payload=packed(1), unread_limit=10),
 }
 WAITING_VERBS: dict[str, Callable[[World, Claim], list[tuple[str, list[str]]]]] = {
     "restore": lambda w, c: record(w, tasks.restore, c.fence),
@@ -266,6 +262,8 @@ def test_a_delivery_is_taken_after_the_owner_is_proven(world: World) -> None:
 _EXPECTED = (LeaseLost, IllegalTransition, NotFound, InvariantError, Refused)
 STRESS_S = 5.0
 THREADS = 8
+# Also those after which a unit was run again and nobody noticed.
+DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
 @dataclass
@@ -330,6 +328,7 @@ def test_many_verbs_on_few_families_never_wait_in_a_circle(world: World) -> None
     roots = [world.start() for _ in range(4)]
     asked = [world.ask(root) for root in roots]
     crowd = Crowd(world, list(roots), [root.task.id for root in roots], [one.id for one in asked])
+    before = world.rows(DEADLOCKS)
     stop = time.monotonic() + STRESS_S
     broken: list[BaseException] = []
     acted = [0] * THREADS
@@ -354,7 +353,7 @@ def test_many_verbs_on_few_families_never_wait_in_a_circle(world: World) -> None
     if broken:
         raise broken[0]
     assert min(acted) > 10
-    assert world.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [(0,)]
+    assert world.rows(DEADLOCKS) == before
     _check_what_is_left(world)
 
 

@@ -25,9 +25,7 @@ def _say(world: World, claim: Claim, key: str, text: object = "hi", *, role: str
 
 
 def _send(world: World, task_id: str, key: str | None, value: object = 1, *, name: str = "mail") -> Delivery:
-    return world.store.call(
-        messages.send, task_id, name=name, key=key, payload=packed(value), unread_limit=LIMIT
-    )
+    return world.store.call(messages.send, task_id, name=name, key=key, payload=packed(value), unread_limit=LIMIT)
 
 
 def _take(world: World, claim: Claim, name: str = "mail") -> bytes | None:
@@ -130,9 +128,7 @@ def test_a_checkpoint_with_a_known_key_is_saved_once(world: World) -> None:
     world.store.call(messages.save_checkpoint, claim.fence, packed("first"), step_key="a")
     world.store.call(messages.save_checkpoint, claim.fence, packed("other"), step_key="b")
 
-    again = world.unchanged_by(
-        world.store.call, messages.save_checkpoint, claim.fence, packed("second"), step_key="a"
-    )
+    again = world.unchanged_by(world.store.call, messages.save_checkpoint, claim.fence, packed("second"), step_key="a")
 
     assert again == 1
 
@@ -248,9 +244,7 @@ def test_only_so_many_deliveries_wait_unread(world: World) -> None:
     claim = world.start()
 
     def send(key: str) -> Delivery:
-        return world.store.call(
-            messages.send, claim.task.id, name="mail", key=key, payload=packed(1), unread_limit=2
-        )
+        return world.store.call(messages.send, claim.task.id, name="mail", key=key, payload=packed(1), unread_limit=2)
 
     send("a")
     send("b")

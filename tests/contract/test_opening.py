@@ -17,7 +17,8 @@ from perdure.settings import Settings
 from perdure.store import Store, open_store, sqlite_path
 from perdure.store.migrate import migrations
 from perdure.store.postgres import open_postgres
-from perdure.store.sqlite import SqliteDatabase, SqliteTransaction
+from perdure.store.sqlite import SqliteDatabase
+from perdure.store.sqlite_transaction import SqliteTransaction
 from tests.children import Script, run_together
 from tests.contract.conftest import OpenSecond
 from tests.rows import keys, put, query

@@ -174,8 +174,6 @@ def test_an_execution_and_a_key_are_unique(world: World) -> None:
         "UPDATE tasks SET execution_id = :execution_id WHERE id = :id",
         "UPDATE tasks SET idempotency_key = 'k', last_tool_call_id = :execution_id WHERE id = :id",
     ):
-        outcome = world.unchanged_by(
-            world.execute, change, execution_id=claim.execution_id, id=other.task.id
-        )
+        outcome = world.unchanged_by(world.execute, change, execution_id=claim.execution_id, id=other.task.id)
 
         assert isinstance(outcome, StoreError)

@@ -30,7 +30,13 @@ def test_a_question_comes_back_as_it_was_asked(world: World) -> None:
     claim = world.start(session_id="chat")
 
     asked = world.ask(
-        claim, QuestionKind.CALL, text="Pay?", step_key="pay", to="finance", digest="d", expires_at_ms=7,
+        claim,
+        QuestionKind.CALL,
+        text="Pay?",
+        step_key="pay",
+        to="finance",
+        digest="d",
+        expires_at_ms=7,
         evidence=packed({"amount": 5}),
     )
 

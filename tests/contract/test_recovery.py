@@ -412,7 +412,8 @@ def test_a_question_about_resuming_tells_what_it_rests_on(world: World) -> None:
     rests_on = world.store.read(questions.evidence, asked)
     assert isinstance(rests_on, dict)
     assert (rests_on["verdict"], rests_on["record_count"], rests_on["task_id"]) == (
-        "pending_confirmation", 2, claim.task.id
+        "pending_confirmation",
+        2,
+        claim.task.id,
     )
     assert "look up" in asked.text
-

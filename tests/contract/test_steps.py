@@ -424,9 +424,7 @@ def test_events_of_all_tasks_are_read_by_time_with_a_strict_cursor(world: World)
     middle = world.store.read(events.between, since_ms=began + 10, until_ms=began + 20)
     assert [event for _, event in middle] == [event for _, event in everything[2:4]]
     paged, cursor = [], None
-    while page := world.store.read(
-        events.between, since_ms=began, until_ms=began + 1000, cursor=cursor, limit=1
-    ):
+    while page := world.store.read(events.between, since_ms=began, until_ms=began + 1000, cursor=cursor, limit=1):
         paged += page
         cursor = page[-1][0]
     assert paged == everything
@@ -470,9 +468,7 @@ def test_a_task_set_aside_is_due_at_once_when_what_it_waits_for_has_happened(wor
     }
 
     def happened() -> dict[str, bool]:
-        return {
-            name: world.store.read(tasks.has_happened, parent.task.id, wait) for name, wait in waits.items()
-        }
+        return {name: world.store.read(tasks.has_happened, parent.task.id, wait) for name, wait in waits.items()}
 
     assert not any(happened().values())
     world.complete(world.claim(child.id))

@@ -36,8 +36,14 @@ def _step(values: Mapping[str, Value]) -> Line:
     place = values["key"] if values.get("key") is not None else values["step_index"]
     outcome = values["outcome"]
     assert isinstance(place, str | int)
-    return ("step", _number(values["task"]), place, _number(values["try_number"]), str(outcome or ""),
-            digest_of(values["output"]))
+    return (
+        "step",
+        _number(values["task"]),
+        place,
+        _number(values["try_number"]),
+        str(outcome or ""),
+        digest_of(values["output"]),
+    )
 
 
 # The rows that a promise hangs on, by the statement that makes or ends them.

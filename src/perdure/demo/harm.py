@@ -115,10 +115,10 @@ class Harm:
             return False
         self.teller.say("stopped", f"{victim} for longer than its lease; it believes that it holds {_count(held)}")
         is_taken = await self._until_taken_over(victim)
-        await asyncio.sleep(self.random.random())
+        await asyncio.sleep(self.random.random() * _PROBE_S)
         self.crew.wake(victim)
         self.teller.say("woken", f"{victim}" + ("; what it still writes is refused" if is_taken else ", too early"))
-        await asyncio.sleep(2 * _PROBE_S)
+        await asyncio.sleep(_PROBE_S)
         return is_taken
 
     async def _can_write(self) -> bool:

@@ -8,8 +8,12 @@ from __future__ import annotations
 from perdure.demo.scripts import Call, Line, Script
 
 _ORDERS = (("o-7", "Mara Lind", 40), ("o-9", "Joe Okafor", 120), ("o-12", "Pia Reis", 75), ("o-15", "Sam Cole", 310))
-_TRIPS = (("Lisbon", "TP 531", "Casa Azul"), ("Oslo", "SK 802", "Fjord Inn"), ("Kyoto", "JL 044", "Maple House"),
-          ("Quito", "LA 273", "Hotel Sol"))
+_TRIPS = (
+    ("Lisbon", "TP 531", "Casa Azul"),
+    ("Oslo", "SK 802", "Fjord Inn"),
+    ("Kyoto", "JL 044", "Maple House"),
+    ("Quito", "LA 273", "Hotel Sol"),
+)
 _TOPICS = (
     ("battery storage", ("lithium iron phosphate", "sodium ion", "flow batteries")),
     ("night trains", ("sleeping cars", "track access charges")),
@@ -41,11 +45,9 @@ class _Story:
     def ask(self, text: str | None, *calls: Call) -> None:
         """The model's answer, with the calls it makes at once."""
         numbered = [self._numbered(call) for call in calls]
-        asked = tuple({"id": call.id, "name": call.name, "arguments": call.arguments} for call in numbered)
+        asked = tuple(_asked(call) for call in numbered)
         self._lines.append(Line("assistant", text, asked, tuple(numbered)))
-        self._lines += [
-            Line("tool", answers=call.id, tool_call_id=call.id, tool_name=call.name) for call in numbered
-        ]
+        self._lines += [Line("tool", answers=call.id, tool_call_id=call.id, tool_name=call.name) for call in numbered]
 
     def end(self, text: str, *, error: str | None = None) -> Script:
         """The last answer, which the run returns, unless it ends with an error."""
@@ -55,6 +57,10 @@ class _Story:
     def _numbered(self, call: Call) -> Call:
         self._count += 1
         return Call(f"call-{self._count}", call.name, call.arguments, call.content, call.failed, call.child)
+
+
+def _asked(call: Call) -> dict[str, object]:
+    return {"id": call.id, "name": call.name, "arguments": call.arguments}
 
 
 def _call(name: str, content: object, /, **arguments: object) -> Call:
@@ -86,7 +92,9 @@ def _refund(order: str, name: str, amount: int) -> Script:
             "This goes back to your card.",
             _failing("refund", f"Error: the card of {order} has expired", order=order, amount=amount),
         )
-        story.ask("The card has expired, so you get credit.", _call("add_credit", f"c-{order}", name=name, amount=amount))
+        story.ask(
+            "The card has expired, so you get credit.", _call("add_credit", f"c-{order}", name=name, amount=amount)
+        )
     else:
         story.ask("This goes back to your card.", _call("refund", f"r-{order}", order=order, amount=amount))
     story.ask(None, _call("get_order", {"order": order, "amount": amount, "state": "closed"}, order=order))
@@ -118,7 +126,10 @@ def _trip(city: str, flight: str, hotel: str) -> Script:
         else _failing("book_hotel", "Error: no rooms left", hotel=hotel, nights=2),
     )
     if city == "Oslo":
-        story.ask("That one is full. Another one, then.", _call("book_hotel", {"hotel": "Harbour Rooms"}, hotel="Harbour Rooms", nights=2))
+        story.ask(
+            "That one is full. Another one, then.",
+            _call("book_hotel", {"hotel": "Harbour Rooms"}, hotel="Harbour Rooms", nights=2),
+        )
     story.ask(None, _call("charge_card", f"paid-{city}", city=city, amount=400))
     story.ask(None, _call("send_itinerary", "sent", city=city))
     return story.end(f"You fly to {city} with {flight}.")

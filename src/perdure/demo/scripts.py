@@ -21,9 +21,7 @@ from perdure.importers import CallEntry, MessageEntry, RecordedRun, ResultEntry,
 COPY_MARK = "~"
 _ERROR_CHARACTERS = 10_000  # what perdure keeps of an error's text
 _SUFFIXES = (".json", ".jsonl")
-_READS = frozenset(
-    "calculate think Read Grep Glob LS WebFetch WebSearch TodoWrite".split()
-)
+_READS = frozenset("calculate think Read Grep Glob LS WebFetch WebSearch TodoWrite".split())
 _READ_NAME = re.compile(r"(?:get|find|search|list)_")
 
 
@@ -53,7 +51,7 @@ class Line:
 
     role: str
     content: object = None
-    tool_calls: tuple[dict[str, object], ...] = ()
+    tool_calls: tuple[Mapping[str, object], ...] = ()
     calls: tuple[Call, ...] = ()
     answers: str | None = None
     tool_call_id: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -22,7 +23,7 @@ from perdure.demo.person import Person
 from perdure.demo.play import replay_run
 from perdure.demo.scripts import COPY_MARK
 from perdure.demo.telling import Teller
-from perdure.errors import StoreBusy
+from perdure.errors import StoreBusy, StoreClosed
 from perdure.policy.recovery import Verdict
 from perdure.states import TaskStatus
 from perdure.store import Store, aio, task_lists
@@ -33,6 +34,8 @@ _TELL_S = 0.25
 _ADMITTED_AT_ONCE = 100
 # Kills and stops happen before this share of the work is done, so that there is work left to recover.
 _SHARE = 0.8
+# More than so many workers that end by themselves, and there is no use in starting more.
+_MAX_ENDED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ class Plan:
         """When a trial is given up: far later than it ever takes."""
         return 60 + 0.2 * self.step_count * self.copies + 2 * self.kills + 20 * self.zombies
 
+    @property
+    def max_copies(self) -> int:
+        """So often each run is played at most when there are more kills than work."""
+        return self.copies + self.kills + self.zombies
+
 
 @dataclass(eq=False)
 class Trial:
@@ -64,6 +72,7 @@ class Trial:
     teller: Teller
     _copies: int = 0
     _steps_done: int = 0
+    _ended_by_themselves: int = 0
     _recovered: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -108,7 +117,7 @@ class Trial:
     # -- what goes on -------------------------------------------------------------------------
 
     async def _admit(self, copies: int) -> None:
-        """Admit more copies of every run, and spread what is still to be done to the workers over them."""
+        """Admit more copies of every run, and spread what is still to be done to the workers over what is to do."""
         runs = []
         for number in range(self._copies + 1, self._copies + copies + 1):
             mark = "" if number == 1 else f"{COPY_MARK}{number}"
@@ -116,23 +125,23 @@ class Trial:
         for start in range(0, len(runs), _ADMITTED_AT_ONCE):
             batch = runs[start : start + _ADMITTED_AT_ONCE]
             await self._client.start_all(replay_run.options(key=run).bind(run) for run in batch)
-        begun = self.plan.step_count * self._copies
         self._copies += copies
+        end = self.plan.step_count * (self._copies - 1 + _SHARE)
         for moments in (self.kills, self.zombies):
-            moments.spread(begun, begun + self.plan.step_count * copies * _SHARE)
+            moments.spread(self._steps_done, max(end, self._steps_done))
 
     async def _until_ended(self) -> None:
-        """Until every task has ended and nothing is to be done to the workers; more copies are admitted meanwhile."""
+        """Until every task has ended. While kills or stops are left, more copies are admitted before the work runs out."""
         while True:
             await asyncio.sleep(5 * _LOOK_S)
             counts = await aio.read(self.store, task_lists.counts_by_status)
-            if all(TaskStatus(status).is_terminal for status in counts):
-                if not self.kills.left and not self.zombies.left:
-                    return
-                try:
-                    await self._admit(1)
-                except StoreBusy:
-                    continue
+            open_count = sum(count for status, count in counts.items() if not TaskStatus(status).is_terminal)
+            if (self.kills.left or self.zombies.left) and self._copies < self.plan.max_copies:
+                if open_count <= len(self.plan.runs) // 2:
+                    with suppress(StoreBusy):
+                        await self._admit(1)
+            elif not open_count:
+                return
 
     async def _follow(self) -> None:
         """Follow the ledger of what was confirmed: how far the work has come."""
@@ -143,10 +152,11 @@ class Trial:
                 await asyncio.sleep(_LOOK_S)
 
     async def _keep_alive(self) -> None:
-        while True:
+        while self._ended_by_themselves <= _MAX_ENDED:
             if len(self._crew.alive) < self.plan.workers:
                 await self._start_worker()
             await asyncio.sleep(_LOOK_S)
+        raise StoreClosed(f"the workers end by themselves; {self.folder / 'workers.log'} says why")
 
     async def _start_worker(self) -> None:
         # One that others may end is no use for a zombie, so there is always one that they may not.
@@ -178,6 +188,7 @@ class Trial:
             case "recovered":
                 self._recovered[str(member), str(facts["verdict"])] += 1
             case "gone" if not member.is_ended and facts["code"] != 0:
+                self._ended_by_themselves += 1
                 self.teller.say("fault", f"{member} ended by itself with code {facts['code']}; see workers.log")
             case _:
                 return

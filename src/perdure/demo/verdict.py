@@ -17,6 +17,7 @@ from perdure.demo.confirmed import digest_of
 from perdure.demo.ledger import CONFIRMED, EFFECTS, Effect, Reader, effects
 from perdure.demo.scripts import Script
 from perdure.model.message import Message
+from perdure.model.step import Step
 from perdure.model.task import Task
 from perdure.states import TASK, QuestionStatus, TaskStatus
 from perdure.store import Store, events, messages, questions, steps, task_lists, tasks
@@ -40,6 +41,7 @@ class Verdict:
     twice: tuple[str, ...]
     stuck: tuple[str, ...]
     unequal: tuple[str, ...]
+    busiest: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -83,6 +85,7 @@ def judge(store: Store, folder: Path) -> Verdict:
         twice=tuple(find_twice(done)),
         stuck=tuple(find_stuck(rows.tasks, rows.waiting)),
         unequal=tuple(_find_unequal(rows, folder, done)),
+        busiest=max(rows.tasks, key=lambda task: task.attempt).id if rows.tasks else "",
     )
 
 
@@ -110,9 +113,7 @@ def find_twice(done: Iterable[Effect]) -> list[str]:
 def find_stuck(found: Iterable[Task], waiting: set[str]) -> list[str]:
     """Tasks that have neither ended nor wait for an answer that somebody was asked for."""
     return [
-        f"task {task.id} is {task.status}"
-        for task in found
-        if not task.status.is_terminal and task.id not in waiting
+        f"task {task.id} is {task.status}" for task in found if not task.status.is_terminal and task.id not in waiting
     ]
 
 
@@ -125,7 +126,8 @@ def find_unequal(script: Script, task: Task, said: Sequence[Message], *, run: st
     lines = [(line.role, scripts.message_of(line, recorded)) for line in script.lines]
     have = [(message.role, message.content) for message in said]
     if have != lines:
-        place = next((n for n, (a, b) in enumerate(zip(have, lines, strict=False)) if a != b), min(len(have), len(lines)))
+        differs = (place for place, pair in enumerate(zip(have, lines, strict=False)) if pair[0] != pair[1])
+        place = next(differs, min(len(have), len(lines)))
         return f"task {task.id} ({run}) has {len(have)} messages of {len(lines)}; number {place} is the first to differ"
     for call in script.calls:
         if call.child is None and not scripts.is_read(call.name) and (run, call.id) not in done:
@@ -135,6 +137,9 @@ def find_unequal(script: Script, task: Task, said: Sequence[Message], *, run: st
 
 def _find_unequal(rows: _Rows, folder: Path, done: Sequence[Effect]) -> Iterable[str]:
     happened = {(effect.run, effect.call) for effect in done}
+    for run, count in Counter(rows.runs.values()).items():
+        if count > 1:
+            yield f"{count} tasks were admitted for {run}"
     for task in rows.tasks:
         if not task.status.is_terminal:
             continue
@@ -184,7 +189,7 @@ def _read_task(tx: Transaction, task: Task, rows: _Rows) -> None:
 
 def _read_steps(tx: Transaction, task: Task, rows: _Rows) -> None:
     for row in tx.all(steps.Q.trace, id=task.id, from_index=0, limit=_ALL):
-        step = steps.Step.from_row(row)
+        step = Step.from_row(row)
         place = step.step_index if step.key is None else step.key
         # Both what was confirmed when it began and what was confirmed when it ended.
         rows.found.add(("step", task.n, place, step.try_number, "", ""))

@@ -21,6 +21,7 @@ async def ask_person(
     call: Call,
     step: steps.NewStep,
     kind: QuestionKind,
+    *,
     text: str,
     extra: Mapping[str, Any],
 ) -> Question:

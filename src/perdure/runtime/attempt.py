@@ -14,41 +14,34 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import json
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
 from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
-from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, returns, unbind_arguments
-from perdure.errors import (
-    BudgetExceeded,
-    Cancelled,
-    Damaged,
-    InvariantError,
-    LeaseLost,
-    NotSerializable,
-    StoreError,
-    Suspend,
-)
+from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
+from perdure.errors import BadInput, Cancelled, Damaged, StoreError, Suspend
 from perdure.model.question import Question
-from perdure.model.step import Note, NoteKind, Step, StepKind
-from perdure.model.task import Claim, Mode, Usage, Wait, WaitKind
-from perdure.policy.budget import Budget, violated, violations
-from perdure.policy.budget import Usage as Spent
-from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
+from perdure.model.step import Step, StepKind
+from perdure.model.task import Claim, Usage
+from perdure.policy.budget import Budget
 from perdure.policy.risk import Risk
-from perdure.runtime import calls, doubts, durable, stand_ins
+from perdure.runtime import calls, durable, endings, stand_ins
 from perdure.runtime.call import Call, from_tool
 from perdure.runtime.journal import Journal
+from perdure.runtime.running import contained, contained_in_thread
+from perdure.runtime.spending import Spending
 from perdure.runtime.threads import block_on, start_thread
 from perdure.runtime.waits import Waits
 from perdure.settings import Settings
-from perdure.store import Store, ends, task_lists, tasks
+from perdure.store import Store
+from perdure.store.steps import LastWord, NewStep, WordKind
 
 R = TypeVar("R")
+Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]
 
 
 class Stop(Enum):
@@ -62,7 +55,7 @@ class Stop(Enum):
 
 
 class InFlight(Protocol):
-    """Calls that may still be inside their function, over all attempts of a process."""
+    """Calls above low risk that may still be inside their function, over all attempts of a process."""
 
     def add(self, task_id: str, key: str, running: asyncio.Future[Any]) -> None:
         """A call has started; it counts until `running` is done."""
@@ -72,6 +65,26 @@ class InFlight(Protocol):
         """Whether the call may still be running in this process."""
         ...
 
+    async def until_returned(self, task_id: str, key: str) -> None:
+        """Wait until the call has returned."""
+        ...
+
+    def leave(self, word: LastWord, running: asyncio.Future[Any], tell: Tell) -> None:
+        """The caller goes away without an outcome; `tell` says later how the call ended."""
+        ...
+
+    def keep(self, word: LastWord) -> None:
+        """What is known of a call whose outcome could not be put on record."""
+        ...
+
+    def word(self, task_id: str, key: str) -> LastWord | None:
+        """How a call that its caller had left has ended, if that is known."""
+        ...
+
+    def forget(self, task_id: str, key: str) -> None:
+        """The call's outcome is on record."""
+        ...
+
 
 class Host(Protocol):
     """The worker, as its attempts see it."""
@@ -79,8 +92,16 @@ class Host(Protocol):
     store: Store
     settings: Settings
     random: Random
-    instance_id: str
-    in_flight: InFlight
+
+    @property
+    def instance_id(self) -> str:
+        """Who this worker is to the others now."""
+        ...
+
+    @property
+    def in_flight(self) -> InFlight:
+        """Calls that may still be inside their function."""
+        ...
 
     async def until_may_call(self) -> None:
         """Return once this process has proven lately that it lives; a call above low risk must not start before."""
@@ -139,84 +160,102 @@ class Attempt:
         self.definition = definition
         self.journal = Journal(host.store, claim, on_store_error=self._store_failed)
         self.waits = Waits(self.journal, self, settle=self._settle_drain)
+        self.spending = Spending(claim, owner=definition.name)
         self.saved = Saved()
-        self.allowed: dict[str, str] = {}
+        self.allowed: dict[str, str] = {}  # the yes to a call that fits no record, by its key
+        self.intents: dict[str, tuple[Call, NewStep]] = {}  # begun, or found in doubt, and without an outcome so far
         self.holds_permit = True
         self.stopping: Stop | None = None
         self.is_draining = False
+        self.is_ending = False
         self.done = asyncio.Event()
         self._claim = claim
         self._root: asyncio.Future[Any] | None = None
         self._bridged: set[asyncio.Task[Any]] = set()
+        self._open_calls: dict[Call, asyncio.Task[Any] | None] = {}
+        self._call_closed = asyncio.Event()
         self._stand_ins: dict[int, tuple[BaseException, int, bool]] = {}
         self._loop = asyncio.get_running_loop()
-        self._budget = Budget.from_json(json.loads(claim.input.budget))
-        self._has_limits = self._budget != Budget()
-        self._spent = Usage(
-            claim.task.prompt_tokens, claim.task.completion_tokens, claim.task.cost, claim.task.tool_calls,
-            claim.task.iterations,
-        )
 
     # -- the life of an attempt ---------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run the agent to an end of the attempt, and write that end. Never raises."""
+        """Run the agent to an end of the attempt, and write that end. Never raises what an agent or a store raises."""
         try:
             with ambient.running_attempts:
                 await self._run()
+        except StoreError:
+            return  # Nothing can be written; whoever opens the store next finds the task unowned.
         finally:
+            self.done.set()
             self.waits.cancel()
+            self._cancel_calls()
             if self.holds_permit:
                 self.host.give_permit(self)
-            self.done.set()
 
     async def _run(self) -> None:
         try:
             await self.journal.load()
-            args, kwargs = self._arguments()
         except Damaged as damage:
-            await self._end(tasks.interrupt, self.task.id, self.journal.fence.execution_id,
-                            reason="its records cannot be read", trace_error=str(damage))
+            await endings.set_apart(self, damage)
             return
-        except asyncio.CancelledError:
-            return
-        value, error = await self._call_agent(args, kwargs)
+        value, error = await self._follow(self._start_agent())
+        if self.stopping is None:
+            self.is_ending = True
+            _, broken = await self._follow(self._loop.create_task(endings.end(self, value, error)))
+            if broken is not None and self.stopping is None:
+                raise broken
         if self.stopping is not None:
-            await self._write_stop()
-        elif error is not None:
-            await self._failed(error)
-        else:
-            await self._completed(value)
+            self._cancel_calls()
+            await self.waits.close()
+            await endings.end_stopped(self, value, error)
 
-    async def _call_agent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, BaseException | None]:
-        """Call the agent in its own asyncio task or thread; what it returned or raised."""
+    def _start_agent(self) -> asyncio.Future[Any]:
+        """The agent in its own asyncio task or thread."""
         context = contextvars.copy_context()
         context.run(ambient.enter, ambient.Scope(self))
         fn = self.definition.fn
-        if self.definition.is_async:
-            self._root = self._loop.create_task(fn(*args, **kwargs), context=context)
-        else:
-            self._root = start_thread(lambda: fn(*args, **kwargs), context=context, name=self.definition.name)
+        try:
+            args, kwargs = self._arguments()
+            if not self.definition.is_async:
+                run = contained_in_thread(fn, *args, **kwargs)
+                return start_thread(run, context=context, name=self.definition.name)
+            return self._loop.create_task(contained(fn(*args, **kwargs)), context=context)
+        except Exception as exc:  # noqa: BLE001  # Arguments that do not fit its signature: the task fails by them.
+            failed: asyncio.Future[Any] = self._loop.create_future()
+            failed.set_exception(exc)
+            return failed
+
+    async def _follow(self, running: asyncio.Future[Any]) -> tuple[Any, BaseException | None]:
+        """Wait for what the attempt does now, which `stop` cancels; what it returned or raised."""
+        self._root = running
         if self.stopping is not None:
-            self._root.cancel()
-        await asyncio.wait({self._root})
-        if self._root.cancelled():
+            running.cancel()
+        await asyncio.wait({running})
+        if running.cancelled():
             return None, asyncio.CancelledError("the agent was cancelled")
-        error = self._root.exception()
-        return (None, error) if error is not None else (self._root.result(), None)
+        error = running.exception()
+        return (None, error) if error is not None else (running.result(), None)
 
     def stop(self, reason: Stop) -> None:
         """End the attempt from outside. The first reason stands; losing the lease overrides it."""
+        if self.stopping is reason and reason is not Stop.LOST:
+            return  # Its agent has been told once; a second cancellation would cut what it does to end well.
         if self.stopping is None or reason is Stop.LOST:
             self.stopping = reason
         if self._root is not None and not self._root.done():
-            if self.definition.is_async:
+            if self.definition.is_async or self.is_ending:
                 self._root.cancel()
             else:
                 for task in list(self._bridged):
                     task.cancel()
                 if not self._bridged:
                     self._root.cancel()  # The thread goes on alone; its next perdure call ends it.
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether somebody else owns the task now, or it has ended: nothing is written any more."""
+        return self.stopping is Stop.LOST
 
     def drain(self) -> None:
         """Hand the task back as soon as no call of it is in flight."""
@@ -227,7 +266,7 @@ class Attempt:
         if self.is_draining and self.waits.live_calls == 0 and self.stopping is None:
             self.stop(Stop.RELEASE)
 
-    def _store_failed(self, error: StoreError) -> None:
+    def _store_failed(self, _error: StoreError) -> None:
         self.stop(Stop.LOST)
 
     def check(self) -> None:
@@ -235,79 +274,45 @@ class Attempt:
         if self.stopping is not None or self.done.is_set():
             raise asyncio.CancelledError("this attempt has ended; let CancelledError pass")
 
-    # -- ends -----------------------------------------------------------------------------------
+    # -- open calls -----------------------------------------------------------------------------
 
-    async def _completed(self, value: Any) -> None:
-        limit = self.host.settings.payload_limit_bytes
+    @contextmanager
+    def open_call(self, call: Call) -> Iterator[None]:
+        """Around a call that is not answered from a record."""
+        self._open_calls[call] = asyncio.current_task()
         try:
-            stored, _ = codec.roundtrip(value, annotation=returns(self.definition.fn), limit=limit)
-        except NotSerializable as error:
-            await self._failed(error)
-            return
-        try:
-            await self._join_children()
-            while doubtful := self.journal.records.in_doubt():
-                for record in doubtful:
-                    self.journal.used(record.key or "")
-                    async with self.waits.call():
-                        await doubts.settle_unreached(self, record)
-        except asyncio.CancelledError:
-            await self._write_stop()
-            return
-        notes = [*self.journal.take_notes(), Note(NoteKind.TURN_COMPLETED, codec.encode({"outcome": "completed"}))]
-        await self._end(
-            ends.complete, self.journal.fence, codec.pack(stored), notes=notes, risk_seen=self.journal.risk_seen
-        )
+            yield
+        finally:
+            self._open_calls.pop(call, None)
+            self._call_closed.set()
 
-    async def _failed(self, exc: BaseException) -> None:
-        error = stand_ins.describe(exc)
-        final = self._is_final(exc)
-        policy = RetryPolicy(retries=self.definition.retries)
-        kind = ErrorClass.UNKNOWN if isinstance(exc, asyncio.CancelledError) else classify(exc)
-        notes = self.journal.take_notes()
-        if not final and should_retry(policy, kind, self.task.failures):
-            wait_s = delay_s(policy, self.task.failures, self.host.random)
-            await self._end(
-                tasks.retry,
-                self.journal.fence,
-                available_at=self.journal.store.clock.now_ms() + int(wait_s * 1000),
-                error=error,
-                rerun_steps=[index for index, is_final in self._raised(exc) if not is_final and index >= 0],
-            )
-            return
-        await self._end(ends.fail, self.journal.fence, error, notes=notes, risk_seen=self.journal.risk_seen)
+    async def until_calls_may_begin(self) -> None:
+        """Hold a new call while the worker stops or the agent has ended: what runs may end, nothing begins."""
+        if self.is_draining or self.is_ending:
+            self._settle_drain()
+            await self._loop.create_future()  # Ends by the cancellation that ends the attempt.
 
-    async def _write_stop(self) -> None:
-        """Write why the attempt ended although its agent had not."""
-        fence = self.journal.fence
-        match self.stopping:
-            case Stop.RELEASE:
-                await self._end(tasks.release, fence, reason="the worker is stopping")
-            case Stop.SUSPEND:
-                await self._end(tasks.suspend, fence)
-            case Stop.INTERRUPT:
-                await self._end(
-                    tasks.interrupt, self.task.id, fence.execution_id, reason="the worker stopped during a call"
-                )
-            case Stop.DEADLINE:
-                await self._end(ends.time_out, self.task.id, fence=fence)
-            case Stop.LOST | None:
-                return
+    async def close_calls(self) -> None:
+        """The agent has ended: let dangerous calls that it left running come to their outcome, drop all others."""
+        while any(call.is_running and call.is_dangerous for call in self._open_calls):
+            await self._until_call_closed()
+        self._cancel_calls()
+        while self._open_calls:
+            await self._until_call_closed()
 
-    async def _end(self, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-        """Write an end. A lease that is lost by now is no error: somebody else has the task."""
-        try:
-            await self.journal.write(operation, *args, **kwargs)
-        except (asyncio.CancelledError, LeaseLost, InvariantError):
-            return
+    async def _until_call_closed(self) -> None:
+        self._call_closed.clear()
+        await self._call_closed.wait()
 
-    async def _join_children(self) -> None:
-        """Wait for children that were started and not awaited: a task does not end before those it waits for."""
-        found = await self.journal.read(task_lists.children, self.task.id)
-        still = tuple(t.id for t in found if t.mode is Mode.FOREGROUND and not t.status.is_terminal)
-        if still:
-            async with self.waits.call():
-                await self.waits.until(Wait(WaitKind.CHILDREN, still))
+    def _cancel_calls(self) -> None:
+        for task in {task for task in self._open_calls.values() if task is not None and not task.done()}:
+            task.cancel()
+
+    def settled(self, step: NewStep, usage: Usage) -> None:
+        """A call has its outcome on record."""
+        self.intents.pop(step.key, None)
+        self.host.in_flight.forget(self.task.id, step.key)
+        self.spending.add(usage)
 
     # -- errors -----------------------------------------------------------------------------------
 
@@ -317,7 +322,7 @@ class Attempt:
         self._stand_ins[id(stand_in)] = (stand_in, step_index, is_final)
         return stand_in
 
-    def _raised(self, exc: BaseException) -> Iterator[tuple[int, bool]]:
+    def raised(self, exc: BaseException) -> Iterator[tuple[int, bool]]:
         """Steps whose stand-in is this exception, in its chain, or in its group: (index, final)."""
         seen: set[int] = set()
         todo: list[BaseException | None] = [exc]
@@ -333,9 +338,14 @@ class Attempt:
             if isinstance(one, BaseExceptionGroup):
                 todo += one.exceptions
 
-    def _is_final(self, exc: BaseException) -> bool:
+    def knows(self, exc: BaseException) -> bool:
+        """Whether this very exception stands for a call of this attempt."""
+        return id(exc) in self._stand_ins
+
+    def is_final(self, exc: BaseException) -> bool:
+        """Whether doing the task again would end the same way."""
         if isinstance(exc, BaseExceptionGroup):
-            return any(self._is_final(one) for one in exc.exceptions)
+            return any(self.is_final(one) for one in exc.exceptions)
         known = self._stand_ins.get(id(exc))
         return known[2] if known is not None else stand_ins.is_final(exc)
 
@@ -365,7 +375,8 @@ class Attempt:
         """From a thread of the attempt: run a coroutine on its loop and wait. Raises Suspend or Cancelled."""
         try:
             self.check()
-            return block_on(self._loop, make, started=self._bridge)
+            answer: R = block_on(self._loop, make, started=self._bridge)
+            return answer
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
             if self.stopping in (Stop.RELEASE, Stop.SUSPEND, Stop.INTERRUPT):
                 raise Suspend("this task is set aside; it goes on from its records later") from None
@@ -394,50 +405,18 @@ class Attempt:
         """Have the worker look what has happened."""
         self.host.look_soon()
 
-    # -- budget ---------------------------------------------------------------------------------------
-
-    def check_budget(self, call: Call) -> None:
-        """Refuse a call for which nothing is left. Raises BudgetExceeded; uncaught, it fails the task."""
-        if not self._has_limits or call.kind not in (StepKind.MODEL_CALL, StepKind.TOOL_CALL):
-            return
-        spent = Spent(
-            tokens=self._spent.prompt_tokens + self._spent.completion_tokens,
-            cost=self._spent.cost,
-            tool_calls=self._spent.tool_calls + (call.kind is StepKind.TOOL_CALL),
-            iterations=self._spent.iterations + (call.kind is StepKind.MODEL_CALL),
-        )
-        names = violated(self._budget, spent)
-        if names:
-            texts = violations(self._budget, spent, owner=self.definition.name)
-            raise BudgetExceeded("; ".join(texts), limit=texts[0])
-
-    def spent(self, call: Call, usage: Usage | None) -> None:
-        """Count what a call has consumed."""
-        counted = Usage(0, 0, 0.0, int(call.kind is StepKind.TOOL_CALL), int(call.kind is StepKind.MODEL_CALL))
-        self._spent = self._spent.plus(counted if usage is None else counted.plus(usage))
-
     @property
     def budget_left(self) -> Budget:
         """What is left of the budget now."""
-        from perdure.policy.budget import spend
-
-        return spend(
-            self._budget,
-            Spent(
-                tokens=self._spent.prompt_tokens + self._spent.completion_tokens,
-                cost=self._spent.cost,
-                tool_calls=self._spent.tool_calls,
-                iterations=self._spent.iterations,
-            ),
-        )
+        return self.spending.left
 
     # -- arguments --------------------------------------------------------------------------------------
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The agent's arguments, of the types that it names. Raises Damaged when they cannot be read."""
+        """The agent's arguments, of the types that it names. Raises BadInput or TypeError when they do not fit it."""
         given = codec.decode(self._claim.input.prompt)
         if not isinstance(given, dict):
-            raise Damaged(f"the arguments of task {self.task.id} are {type(given).__name__}, not a mapping")
+            raise BadInput(f"the arguments are {type(given).__name__}, not a mapping of names", field="arguments")
         wanted = hints(self.definition.fn)
         typed = {
             name: codec.decode(codec.encode(value), annotation=wanted[name]) if name in wanted else value

@@ -1,27 +1,29 @@
 """A call that died between its intent and its outcome: nobody knows whether it happened.
 
-Low and medium risk run again. From high up no machine runs it again by itself: `reconcile` may know, else a person
-says *it happened, with this result*, *it did not, run it*, or *give up*. "Run it" acts only once the process that
-held the call is proven gone, for a process that was only stopped may still wake in the middle of it.
+Low and medium risk run again. From high up no machine runs it again by itself: its old holder may have left word of
+it, `reconcile` may know, else a person says *it happened, with this result*, *it did not, run it*, or *give up*.
+"Run it" acts only once the process that held the call is proven gone (zombies.py).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from perdure import ambient, codec
-from perdure.errors import NotApplied, OutcomeUnknown
+from perdure.errors import NotApplied, NotSerializable, OutcomeUnknown, ToolError
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step, StepKind
-from perdure.model.task import Wait, WaitKind
-from perdure.policy.risk import Risk
-from perdure.runtime import live, stand_ins
+from perdure.policy.risk import Risk, highest
+from perdure.runtime import live, stand_ins, zombies
+from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
-from perdure.states import InstanceStatus
+from perdure.runtime.threads import start_thread
 from perdure.store import payloads, questions, steps
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 HAPPENED, NOT_HAPPENED, UNKNOWN, GIVE_UP = "happened", "not_happened", "unknown", "give_up"
-_LOOK_AGAIN_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ class Doubt:
 
 
 async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any:
-    """A call whose intent an earlier attempt left without an outcome."""
+    """A call whose intent is on record without an outcome."""
+    # A call that was dangerous when it was made is no less so because the code has changed since.
+    call.risk = highest(call.risk, Risk.parse(record.risk or Risk.HIGH))
     step = attempt.journal.step(
         call, key=record.key or "", body=body, try_number=record.try_number, token=record.token
     )
@@ -77,15 +80,26 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
         # Declared idempotent: one token has one effect, whoever runs it again.
         return await live.run(attempt, call, key=step.key, body=body, record=record)
     cause = f"attempt {record.attempt} ended between its start and its outcome"
-    return await _settle(attempt, call, step, held_by=record.attempt, started_ms=record.timestamp, cause=cause)
+    matter = _Matter(call, step, record.attempt, record.timestamp, cause)
+    return await _settle(attempt, matter)
 
 
 async def settle_fresh(attempt: Attempt, call: Call, step: steps.NewStep, *, cause: str) -> Any:
     """A call of this attempt that was cut off or raised an ambiguous error."""
+    for _ in range(3):
+        await asyncio.sleep(0)  # A coroutine that was cut off ends now, and may say how.
     started_ms = attempt.journal.store.clock.now_ms()
-    return await _settle(
-        attempt, call, step, held_by=attempt.task.attempt, started_ms=started_ms, cause=cause
-    )
+    return await _settle(attempt, _Matter(call, step, attempt.task.attempt, started_ms, cause))
+
+
+async def settle_left(attempt: Attempt, call: Call, step: steps.NewStep) -> None:
+    """A call of this attempt that its agent left in doubt: what became of it is asked before the task completes."""
+    found = await attempt.journal.read(steps.by_key, attempt.task.id, step.key, step.try_number)
+    if found is None or found.outcome is not None:
+        attempt.intents.pop(step.key, None)
+        return
+    cause = "the agent went on without waiting for its outcome"
+    await _settle_unasked(attempt, _Matter(call, step, found.attempt, found.timestamp, cause, may_run=False))
 
 
 async def settle_unreached(attempt: Attempt, record: Step) -> None:
@@ -103,81 +117,134 @@ async def settle_unreached(attempt: Attempt, record: Step) -> None:
         call, key=record.key or "", body=codec.evidence(call.input), try_number=record.try_number, token=record.token
     )
     cause = f"attempt {record.attempt} ended inside it, and the code has gone on without it"
-    question = await _ask(attempt, call, step, cause=cause, reconciled="", started_ms=record.timestamp)
-    verdict = await _read_verdict(attempt, question)
+    await _settle_unasked(attempt, _Matter(call, step, record.attempt, record.timestamp, cause, may_run=False))
+
+
+async def _settle_unasked(attempt: Attempt, matter: _Matter) -> None:
     try:
+        await _settle(attempt, matter)
+    except ToolError:
+        return  # Its error is on record; no code waits for it.
+
+
+@dataclass(slots=True)
+class _Matter:
+    """What is to be found out: about which call, who held it, since when, and why nobody knows.
+
+    `may_run` is False when no code waits for the call any more, so that it is not run again either.
+    """
+
+    call: Call
+    step: steps.NewStep
+    held_by: int
+    started_ms: int
+    cause: str
+    may_run: bool = True
+
+
+async def _settle(attempt: Attempt, matter: _Matter) -> Any:
+    call, step, journal = matter.call, matter.step, attempt.journal
+    attempt.intents[step.key] = call, step
+    while True:
+        gone = await zombies.look(attempt, step.key, matter.held_by)
+        question = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.STEP_IN_DOUBT, step.key)
+        reconciled = ""  # Once there is a question, reconcile has had its word.
+        if question is None:
+            if gone is not None and gone.word is not None and gone.word.kind is not steps.WordKind.CUT_OFF:
+                return await _act_on_word(attempt, matter, gone.word, None)
+            said = await _reconcile(attempt, matter)
+            if said.kind == HAPPENED:
+                return await _record_result(attempt, matter, said.result, None)
+            if said.kind == NOT_HAPPENED and gone is not None:
+                return await _run_again(attempt, matter, None)
+            if said.kind == NOT_HAPPENED:
+                # True now; but its holder may go on with it yet. Asked again once it cannot.
+                await zombies.until_gone(attempt, step.key, matter.held_by, None)
+                continue
+            reconciled = said.why
+        question = await _ask(attempt, matter, reconciled=reconciled)
+        verdict = await _read_verdict(attempt, question)
         if verdict.kind == HAPPENED:
-            await live.complete_call(attempt, call, step, verdict.result, begun=True, question_id=question.id)
-        elif verdict.kind == NOT_HAPPENED:
-            await live.fail_call(
-                attempt, call, step, NotApplied("it did not happen"), begun=True, question_id=question.id
-            )
-        else:
-            await _give_up(attempt, call, step, question)
-    except Exception:  # noqa: BLE001  # The outcome is on record; no code waits for it.
-        return
+            return await _record_result(attempt, matter, verdict.result, question)
+        if verdict.kind != NOT_HAPPENED:
+            return await _give_up(attempt, matter, question)
+        gone = await zombies.until_gone(attempt, step.key, matter.held_by, question)
+        if gone.anyway or question.anyway or gone.at_ms <= (question.answered_at or 0):
+            return await _run_again(attempt, matter, question)
+        if gone.word is not None and gone.word.kind is not steps.WordKind.CUT_OFF:
+            return await _act_on_word(attempt, matter, gone.word, question)
+        await journal.write(questions.void, journal.fence, question.id, reason="its holder outlived the answer")
+        matter.cause = f"{matter.cause}; whoever held it was still alive when that was answered, and may have gone on"
 
 
-async def _settle(
-    attempt: Attempt, call: Call, step: steps.NewStep, *, held_by: int, started_ms: int, cause: str
-) -> Any:
-    journal = attempt.journal
-    question = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.STEP_IN_DOUBT, step.key)
-    if question is None:
-        said = await _reconcile(attempt, call, step, started_ms=started_ms, cause=cause)
-        if said.kind == HAPPENED:
-            return await live.complete_call(attempt, call, step, said.result, begun=True)
-        if said.kind == NOT_HAPPENED:
-            await _until_gone(attempt, step, held_by, None)
-            return await _run_again(attempt, call, step, None)
-        reconciled = said.why
-    else:
-        reconciled = ""  # Asked already: reconcile had its word.
-    question = await _ask(attempt, call, step, cause=cause, reconciled=reconciled, started_ms=started_ms)
-    verdict = await _read_verdict(attempt, question)
-    match verdict.kind:
-        case str() if verdict.kind == HAPPENED:
-            return await live.complete_call(
-                attempt, call, step, verdict.result, begun=True, question_id=question.id
+async def _act_on_word(attempt: Attempt, matter: _Matter, word: steps.LastWord, question: Question | None) -> Any:
+    """What the call's holder itself said of it is as good as its outcome on record."""
+    match word.kind:
+        case steps.WordKind.COMPLETED:
+            value = codec.decode(word.body, annotation=matter.call.annotation)
+            return await _record_result(attempt, matter, value, question)
+        case steps.WordKind.FAILED:
+            error = stand_ins.from_json(codec.decode(word.body))
+            await _settle_inside(attempt, matter.step)
+            return await live.fail_call(
+                attempt, matter.call, matter.step, None, begun=True, question_id=_id(question), error=error
             )
-        case str() if verdict.kind == NOT_HAPPENED:
-            await _until_gone(attempt, step, held_by, question)
-            return await _run_again(attempt, call, step, question)
         case _:
-            return await _give_up(attempt, call, step, question)
+            return await _run_again(attempt, matter, question)
 
 
-async def _run_again(attempt: Attempt, call: Call, step: steps.NewStep, question: Question | None) -> Any:
+async def _record_result(attempt: Attempt, matter: _Matter, value: Any, question: Question | None) -> Any:
+    await _settle_inside(attempt, matter.step)
+    return await live.complete_call(attempt, matter.call, matter.step, value, begun=True, question_id=_id(question))
+
+
+async def _run_again(attempt: Attempt, matter: _Matter, question: Question | None) -> Any:
     """Run a call that did not happen. From here on this attempt holds it, and the answer is used up."""
-    journal = attempt.journal
+    call, step, journal = matter.call, matter.step, attempt.journal
+    if not matter.may_run:
+        await _settle_inside(attempt, step)
+        await live.fail_call(
+            attempt, call, step, NotApplied("it did not happen"), begun=True, question_id=_id(question)
+        )
     await attempt.host.until_may_call()
-    await journal.write(
-        steps.begin_again,
-        journal.fence,
-        step.key,
-        step.try_number,
-        question_id=None if question is None else question.id,
-    )
-    attempt.check()
-    await attempt.host.until_may_call()
+    await journal.write(steps.begin_again, journal.fence, step.key, step.try_number, question_id=_id(question))
+    matter.held_by = attempt.task.attempt
+    attempt.host.in_flight.forget(attempt.task.id, step.key)
+    await live.until_may_start(attempt, step)
     return await live.run_begun(attempt, call, step)
 
 
-async def _give_up(attempt: Attempt, call: Call, step: steps.NewStep, question: Question) -> Any:
+async def _give_up(attempt: Attempt, matter: _Matter, question: Question) -> NoReturn:
+    call = matter.call
+    await _settle_inside(attempt, matter.step)
     gave_up = stand_ins.outcome_unknown(call.name, question.reason or "")
-    error = stand_ins.describe(gave_up)
-    return await live.fail_call(
-        attempt, call, step, OutcomeUnknown(str(gave_up), tool=call.name), begun=True, question_id=question.id,
-        error=error,
-    )
+    await live.fail_call(attempt, call, matter.step, gave_up, begun=True, question_id=question.id)
 
 
-async def _ask(
-    attempt: Attempt, call: Call, step: steps.NewStep, *, cause: str, reconciled: str, started_ms: int
-) -> Question:
-    text = f"did {call.name}({ambient.describe((), call.input)}) happen?"
-    extra = {"cause": cause, "started_at": started_ms, "reconcile": reconciled, "token": step.token or ""}
-    return await live.ask_person(attempt, call, step, QuestionKind.STEP_IN_DOUBT, text, extra)
+async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
+    """Calls in doubt inside a call that is settled and will not run again: nothing asks for them any more."""
+    journal = attempt.journal
+    for inner in list(journal.records.in_doubt_under(step.key)):
+        call = Call(kind=StepKind(inner.event_kind), name=inner.name, fn=_never, risk=Risk.parse(inner.risk or "high"))
+        made = journal.step(
+            call, key=inner.key or "", body=b"{}", try_number=inner.try_number, token=inner.token
+        )
+        unknown = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
+        try:
+            await live.fail_call(attempt, call, made, unknown, begun=True)
+        except ToolError:
+            continue
+
+
+async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> Question:
+    extra = {
+        "cause": matter.cause,
+        "started_at": matter.started_ms,
+        "reconcile": reconciled,
+        "token": matter.step.token or "",
+    }
+    text = f"did {described(matter.call)} happen?"
+    return await ask_person(attempt, matter.call, matter.step, QuestionKind.STEP_IN_DOUBT, text=text, extra=extra)
 
 
 async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
@@ -187,39 +254,41 @@ async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
     return Verdict(str(value["verdict"]), value.get("result"))
 
 
-async def _reconcile(
-    attempt: Attempt, call: Call, step: steps.NewStep, *, started_ms: int, cause: str
-) -> Verdict[Any]:
+async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
     """Ask the tool's own `reconcile`, once. A critical call is never settled by a machine."""
+    call = matter.call
     if call.reconcile is None or call.risk is Risk.CRITICAL:
         return Verdict(UNKNOWN)
-    doubt = Doubt(step.token or "", dict(call.input), datetime.fromtimestamp(started_ms / 1000, UTC), cause)
+    started_at = datetime.fromtimestamp(matter.started_ms / 1000, UTC)
+    doubt = Doubt(matter.step.token or "", dict(call.input), started_at, matter.cause)
     try:
-        said = call.reconcile(doubt)
-        if inspect.isawaitable(said):
-            said = await said
+        said = await _call_reconcile(attempt, call, matter.step, doubt)
+        if not isinstance(said, Verdict):
+            return Verdict(UNKNOWN, why=f"reconcile returned {type(said).__name__}, not a verdict")
+        if said.kind == HAPPENED:
+            codec.roundtrip(said.result, annotation=call.annotation)
+    except NotSerializable as refused:
+        return Verdict(UNKNOWN, why=f"reconcile says that it happened, but its result cannot be stored: {refused}")
     except Exception as exc:  # noqa: BLE001  # Its error is a word on the question, not the task's end.
         return Verdict(UNKNOWN, why=f"reconcile failed: {stand_ins.class_name(exc)}: {stand_ins.text_of(exc)}")
-    if not isinstance(said, Verdict):
-        return Verdict(UNKNOWN, why=f"reconcile returned {type(said).__name__}, not a verdict")
     return said
 
 
-async def _until_gone(attempt: Attempt, step: steps.NewStep, held_by: int, question: Question | None) -> None:
-    """Wait until nobody can be inside the call any more, or a person says not to wait."""
-    journal = attempt.journal
-    while True:
-        owner = await journal.read(steps.owner, attempt.task.id, held_by)
-        if owner is None or owner.status is None or owner.status == InstanceStatus.STOPPED:
-            return
-        if owner.instance_id == attempt.host.instance_id and not attempt.host.in_flight.holds(
-            attempt.task.id, step.key
-        ):
-            return
-        if question is not None and (await journal.read(questions.get, question.id)).anyway:
-            return
-        until_ms = journal.store.clock.now_ms() + _LOOK_AGAIN_MS
-        await attempt.waits.until(Wait(WaitKind.TIMER, (f"gone:{owner.instance_id}",), step.key, until_ms))
+async def _call_reconcile(attempt: Attempt, call: Call, step: steps.NewStep, doubt: Doubt) -> Any:
+    assert call.reconcile is not None
+    context = contextvars.copy_context()
+    context.run(ambient.enter, ambient.Scope(attempt, step.key, step.token or "", secrets=call.secrets))
+    loop = asyncio.get_running_loop()
+    ask = call.reconcile
+    if inspect.iscoroutinefunction(ask):
+        return await loop.create_task(ask(doubt), context=context)
+    # It may look into another system, which takes its time; the loop goes on meanwhile.
+    said = await start_thread(lambda: ask(doubt), context=context, name=f"reconcile-{call.name}")
+    return await said if inspect.isawaitable(said) else said
+
+
+def _id(question: Question | None) -> str | None:
+    return None if question is None else question.id
 
 
 def _answer(tx: Any, question: Question) -> Any:

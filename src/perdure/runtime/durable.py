@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import codec
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
-from perdure.errors import Error, Expired, NotFound, TaskCancelled, TaskFailed, TaskTimedOut
+from perdure.errors import Error, Expired, NotFound, Refused, TaskCancelled, TaskFailed, TaskTimedOut
 from perdure.model.question import QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Lane, Mode, Wait, WaitKind
@@ -23,7 +23,7 @@ from perdure.store.database import Transaction
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
-TIMED_OUT = {"perdure": "timeout"}
+_LONGEST_KEY_BYTES = 512
 
 
 async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
@@ -40,14 +40,16 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
     )
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
-        attempt.check_budget(call)
-        step = attempt.journal.step(
-            call, key=key, body=body, try_number=0 if record is None else record.try_number + (not record.is_open)
-        )
+        step = attempt.journal.step(call, key=key, body=body, try_number=_try_of(record))
         child_id = record.child_task_id if record is not None and record.is_open else None
         if child_id is None:
-            new = new_task(agent, key=f"{key}~{step.try_number}")
-            admitted = await attempt.journal.write(admission.admit_children, attempt.journal.fence, [(step, new)])
+            new = new_task(agent, key=_child_key(step))
+            attempt.journal.runs_live()
+            try:
+                admitted = await attempt.journal.write(admission.admit_children, attempt.journal.fence, [(step, new)])
+            except Refused as refused:
+                # On record, so that an agent that goes on without this child does so on every replay.
+                await live.fail_call(attempt, call, step, refused, begun=False)
             child_id = admitted.tasks[0].id
         await attempt.waits.until(Wait(WaitKind.CHILDREN, (child_id,), key))
         return await _take_outcome(attempt, call, step, child_id)
@@ -61,7 +63,14 @@ async def sleep(attempt: Attempt, duration_s: float) -> None:
         kind=StepKind.TIMER, name="sleep", fn=_nothing, input={"seconds": duration_s}, tells_apart=False
     )
 
-    async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
+    async def run(
+        attempt: Attempt,
+        call: Call,
+        *,
+        key: str,
+        body: bytes,  # noqa: ARG001  # A timer's own moment is part of what is recorded.
+        record: Step | None,
+    ) -> Any:
         step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=duration_s)
         await attempt.waits.until(Wait(WaitKind.TIMER, (), key, until_ms))
         return await live.complete_call(attempt, call, step, None, begun=True)
@@ -79,7 +88,7 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
         until_ms: int | None = None
         if timeout_s is None:
-            step, begun = attempt.journal.step(call, key=key, body=body), False
+            step, begun = attempt.journal.step(call, key=key, body=body, try_number=_try_of(record)), False
         else:
             step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=timeout_s)
             begun = True
@@ -97,7 +106,7 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
                 return codec.decode(unread.payload, annotation=call.annotation)
             if until_ms is not None and attempt.journal.store.clock.now_ms() >= until_ms:
                 late = TimeoutError(f"nothing was sent under {name!r} within {timeout_s:g} s")
-                return await live.fail_call(attempt, call, step, late, begun=begun)
+                await live.fail_call(attempt, call, step, late, begun=begun)
             await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key, until_ms))
 
     return await calls.perform(attempt, call, run)
@@ -112,7 +121,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
         journal = attempt.journal
-        step = journal.step(call, key=key, body=body)
+        step = journal.step(call, key=key, body=body, try_number=_try_of(record))
         expires_at = None if expires_s is None else journal.store.clock.now_ms() + int(expires_s * 1000)
         wanted = getattr(annotation, "__name__", str(annotation)) if annotation is not codec.ANY else "any"
         asked = await journal.write(
@@ -134,7 +143,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
             asked = await journal.read(questions.get, asked.id)
         if asked.status is not QuestionStatus.ANSWERED:
             gone = Expired(f"nobody answered {asked.id} in time: {question}")
-            return await live.fail_call(attempt, call, step, gone, begun=False, question_id=asked.id)
+            await live.fail_call(attempt, call, step, gone, begun=False, question_id=asked.id)
         value = await journal.read(_answer_of, asked.answer)
         return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
 
@@ -188,7 +197,7 @@ async def _take_outcome(attempt: Attempt, call: Call, step: steps.NewStep, child
     assert outcome is not None, child_id
     if outcome.status is not TaskStatus.COMPLETED:
         failed = failure(child_id, outcome.status, outcome.error)
-        return await live.fail_call(attempt, call, step, failed, begun=True)
+        await live.fail_call(attempt, call, step, failed, begun=True)
     assert outcome.result is not None, child_id
     await attempt.journal.complete(
         step, steps.Result(completed=True, output=codec.pack(outcome.result)), begun=True
@@ -206,9 +215,21 @@ async def _begin_until(
         return attempt.journal.step(call, key=key, body=b"{}", try_number=record.try_number), int(known["until_ms"])
     until_ms = attempt.journal.store.clock.now_ms() + int(timeout_s * 1000)
     body = codec.evidence({**call.input, "until_ms": until_ms})
-    step = attempt.journal.step(call, key=key, body=body)
+    step = attempt.journal.step(call, key=key, body=body, try_number=_try_of(record))
+    attempt.journal.runs_live()
     await attempt.journal.begin(step)
     return step, until_ms
+
+
+def _child_key(step: steps.NewStep) -> str:
+    """The key under which a child is admitted once, whatever the length of its step's key."""
+    text = f"{step.key}~{step.try_number}"
+    return text if len(text.encode()) <= _LONGEST_KEY_BYTES else f"{codec.digest(step.key.encode())}~{step.try_number}"
+
+
+def _try_of(record: Step | None) -> int:
+    """Which try of a call this is, when an earlier one has failed and runs anew."""
+    return 0 if record is None else record.try_number + (record.outcome is not None)
 
 
 def _answer_of(tx: Transaction, answer: bytes | None) -> Any:

@@ -14,6 +14,7 @@ from perdure.clock import Clock
 from perdure.store.steps import LastWord, WordKind
 
 Place = tuple[str, str]
+Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]
 
 
 class InFlightCalls:
@@ -40,23 +41,18 @@ class InFlightCalls:
 
         running.add_done_callback(returned)
 
-    def leave(
-        self,
-        word: LastWord,
-        running: asyncio.Future[Any] | None,
-        tell: Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]] | None = None,
-    ) -> None:
-        """The caller goes away without an outcome; `tell` says later how the call ended. None: it never started."""
-        place = (word.task_id, word.key)
-        if running is None or tell is None:
-            self._words[place] = word._replace(at_ms=self._clock.now_ms())
-            return
+    def leave(self, word: LastWord, running: asyncio.Future[Any], tell: Tell) -> None:
+        """The caller goes away without an outcome; `tell` says later how the call ended."""
 
         def returned(done: asyncio.Future[Any]) -> None:
             kind, body = tell(done)
-            self._words[place] = word._replace(kind=kind, body=body, at_ms=self._clock.now_ms())
+            self.keep(word._replace(kind=kind, body=body))
 
         running.add_done_callback(returned)
+
+    def keep(self, word: LastWord) -> None:
+        """What is known of a call whose outcome could not be put on record."""
+        self._words[word.task_id, word.key] = word._replace(at_ms=self._clock.now_ms())
 
     def word(self, task_id: str, key: str) -> LastWord | None:
         """How a call that its caller had left has ended, if that is known."""

@@ -63,8 +63,7 @@ async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
         await attempt.host.until_may_call()
         attempt.check()
     except asyncio.CancelledError:
-        word = steps.LastWord(attempt.task.id, step.key, attempt.task.attempt, steps.WordKind.NOT_CALLED)
-        attempt.host.in_flight.leave(word, None)
+        attempt.host.in_flight.keep(_word(attempt, step, steps.WordKind.NOT_CALLED))
         raise
 
 
@@ -105,7 +104,12 @@ async def complete_call(
     if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
         stored, value = masked, codec.decode(masked, annotation=call.annotation)
     result = steps.Result(completed=True, output=codec.pack(stored), usage=usage, question_id=question_id)
-    await attempt.journal.complete(step, result, begun=begun)
+    try:
+        await attempt.journal.complete(step, result, begun=begun)
+    except asyncio.CancelledError:
+        if call.is_dangerous:
+            attempt.host.in_flight.keep(_word(attempt, step, steps.WordKind.COMPLETED, stored))
+        raise
     attempt.settled(step, usage)
     return value
 
@@ -125,11 +129,20 @@ async def fail_call(
     if error is None:
         assert exc is not None
         error = stand_ins.describe(exc, secrets=call.secrets)
-    output = codec.pack(stand_ins.to_body(error))
-    result = steps.Result(completed=False, output=output, usage=usage, question_id=question_id)
-    index = await attempt.journal.complete(step, result, begun=begun)
+    body = stand_ins.to_body(error)
+    result = steps.Result(completed=False, output=codec.pack(body), usage=usage, question_id=question_id)
+    try:
+        index = await attempt.journal.complete(step, result, begun=begun)
+    except asyncio.CancelledError:
+        if call.is_dangerous and begun:
+            attempt.host.in_flight.keep(_word(attempt, step, steps.WordKind.FAILED, body))
+        raise
     attempt.settled(step, usage)
     raise attempt.remember(stand_ins.raise_again(error, tool=call.name, live=exc), index, call.risk)
+
+
+def _word(attempt: Attempt, step: steps.NewStep, kind: steps.WordKind, body: bytes = b"") -> steps.LastWord:
+    return steps.LastWord(attempt.task.id, step.key, attempt.task.attempt, kind, body)
 
 
 async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told: ambient.Scope) -> Any:
@@ -169,7 +182,7 @@ def _may_repeat(attempt: Attempt, call: Call, failed: Exception, number: int, re
     if call.kind is StepKind.VALUE or attempt.knows(failed):
         return False
     # A medium call is declared idempotent: it may simply be tried again, also when nobody knows whether it happened.
-    is_unclear = isinstance(failed, CutOff | CancelledInside) or isinstance(failed, call.ambiguous)
+    is_unclear = isinstance(failed, (CutOff, CancelledInside, *call.ambiguous))
     if isinstance(failed, NotApplied) or (is_unclear and call.risk < Risk.HIGH):
         kind = ErrorClass.RETRIABLE
     elif call.risk < Risk.HIGH:
@@ -192,7 +205,7 @@ def _why_cut(call: Call, exc: Exception) -> str:
 async def ask_first(attempt: Attempt, call: Call, step: steps.NewStep, *, why: str = "") -> Question:
     """A person's yes, as a question bound to these arguments. Raises the stand-in of Denied or Expired."""
     text = f"may {described(call)} run?" + (f" {why}" if why else "")
-    question = await ask_person(attempt, call, step, QuestionKind.CALL, text, {"why": why} if why else {})
+    question = await ask_person(attempt, call, step, QuestionKind.CALL, text=text, extra={"why": why} if why else {})
     match question.status:
         case QuestionStatus.APPROVED:
             return question
@@ -200,4 +213,4 @@ async def ask_first(attempt: Attempt, call: Call, step: steps.NewStep, *, why: s
             refusal: PerdureError = Denied(question.reason or "", question.answered_by or "")
         case _:
             refusal = Expired(f"nobody answered {question.id} in time: {text}")
-    await fail_call(attempt, call, step, refusal, begun=False, question_id=question.id)
+    return await fail_call(attempt, call, step, refusal, begun=False, question_id=question.id)

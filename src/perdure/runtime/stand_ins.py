@@ -58,7 +58,8 @@ def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -
 
 def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -> BaseException:
     name = error.type.rpartition(".")[2] or "ToolError"
-    kind = type(name, bases, {"__module__": error.type.rpartition(".")[0] or __name__, "__str__": _text})
+    space = {"__module__": error.type.rpartition(".")[0] or __name__, "__str__": _text}
+    kind: Any = type(name, bases, space)
     made: BaseException = kind.__new__(kind)
     given = error.attributes.get("args")
     made.args = tuple(given) if isinstance(given, list) else (error.message,)
@@ -150,18 +151,20 @@ def from_json(value: Any) -> Error:
 def _find(name: str) -> type[BaseException] | None:
     """The class by its recorded name, among loaded modules only; nothing is imported for it."""
     module, qualname = name, ""
+    space: Mapping[str, object] = vars(sys.modules["builtins"])
     while module:
         # The longest name of a loaded module is the module; the rest leads to the class, also inside another one.
-        if (found := sys.modules.get(module)) is not None and qualname:
+        loaded = sys.modules.get(module)
+        if loaded is not None and qualname:
+            space = vars(loaded)
             break
         module, _, part = module.rpartition(".")
         qualname = f"{part}.{qualname}" if qualname else part
-    space: Any = found if module else sys.modules["builtins"]
+    found: object = None
     for part in qualname.split("."):
-        space = vars(space).get(part) if isinstance(space, type | types.ModuleType) else None
-    if isinstance(space, type) and issubclass(space, Exception):
-        return space
-    return None
+        found = space.get(part)
+        space = vars(found) if isinstance(found, type) else {}
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 def is_final(exc: BaseException) -> bool:

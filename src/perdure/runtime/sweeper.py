@@ -1,4 +1,4 @@
-"""Small bounded passes that every worker makes: deadlines, timers, expiries, who is gone, recovery, news.
+"""Small bounded passes that every worker makes: deadlines, timers, expiries, who is gone, recovery, news of questions.
 
 Each pass is safe to run twice and by many at once; a row that cannot be dealt with never holds up the others.
 """
@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perdure.errors import PerdureError, StoreBusy, StoreClosed
-from perdure.runtime.liveness import Observer, end_process, is_dead, whoami
+from perdure.errors import StoreBusy, StoreClosed
+from perdure.model.instance import Instance
+from perdure.runtime.liveness import Host, Observer, end_process, is_dead, whoami
 from perdure.store import aio, ends, instances, questions, recovery, task_lists, tasks
 
 if TYPE_CHECKING:
@@ -25,13 +26,11 @@ _BATCH = 200
 class Sweeper:
     """The passes of one worker."""
 
-    def __init__(self, worker: Worker, lock_path: Path | None) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._store = worker.store
         self._settings = worker.settings
-        self._lock_path = lock_path
         self._observer = Observer(worker.store.clock, int(worker.settings.lease_s * 1000))
-        self.own_beat_ms = worker.store.clock.boot_ms()
 
     async def run(self) -> None:
         """Sweep until cancelled; at once at the start."""
@@ -39,10 +38,16 @@ class Sweeper:
             busy = await self.sweep()
             await asyncio.sleep(0 if busy else self._settings.sweep_s)
 
+    async def tell_always(self) -> None:
+        """Tell the app of open questions until cancelled. In a loop of its own: telling may take long, or hang."""
+        while True:
+            await self._isolated(self._announce)
+            await asyncio.sleep(self._settings.sweep_s)
+
     async def sweep(self) -> bool:
         """Every pass once. True when a pass found a full batch, so that there is more to do."""
         more = False
-        for one in (self._time_out, self._wake, self._expire, self._bury, self._recover, self._announce):
+        for one in (self._time_out, self._wake, self._expire, self._bury, self._recover):
             more = await self._isolated(one) or more
         return more
 
@@ -53,7 +58,8 @@ class Sweeper:
             return False
         except StoreClosed:
             raise
-        except PerdureError:
+        except Exception:
+            # Also what no operation should raise, such as a word nobody knows: the other passes must go on.
             log.exception("a sweep failed; it comes round again")
             return False
 
@@ -84,18 +90,17 @@ class Sweeper:
         """Find instances that are gone, and end the attempts they had open."""
         found = await aio.read(self._store, instances.alive)
         others = [one for one in found if one.id != self._worker.instance_id]
-        me = whoami()
-        for one in self._observer.saw(others, self.own_beat_ms):
-            if one.killable and self._lock_path is not None and not is_dead(one, me=me, path=self._lock_path):
-                # It may only be stopped, and would wake in the middle of a call: end it before its work is taken.
-                # Once the kernel has, its lock is free, and it is buried below or in the next pass.
-                if end_process(one, me=me, path=self._lock_path):
-                    continue
+        me, path = whoami(), self._worker.membership.lock_path
+        for one in self._observer.saw(others, self._worker.membership.last_beat_ms):
+            # It may only be stopped, and would wake in the middle of a call: end it before its work is taken.
+            # Once the kernel has, its lock is free, and it is buried below or in the next pass.
+            if path is not None and _is_ended_by_us(one, me, path):
+                continue
             await aio.call(self._store, instances.mark_crashed, one.id, heartbeat=one.heartbeat)
-        if self._lock_path is not None:
+        if path is not None:
             silent = await aio.read(self._store, instances.crashed)
             for one in [*others, *silent]:
-                if is_dead(one, me=me, path=self._lock_path):
+                if is_dead(one, me=me, path=path):
                     await aio.call(self._store, instances.mark_stopped, one.id)
         ended = await aio.call(self._store, instances.interrupt_orphans, limit=_BATCH)
         return len(ended) >= _BATCH
@@ -130,3 +135,6 @@ class Sweeper:
                 await aio.call(self._store, questions.mark_notified, question.id)
         return False
 
+
+def _is_ended_by_us(one: Instance, me: Host, path: Path) -> bool:
+    return one.killable and not is_dead(one, me=me, path=path) and end_process(one, me=me, path=path)

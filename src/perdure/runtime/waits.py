@@ -147,6 +147,13 @@ class Waits:
             if moving is not None:
                 moving.cancel()
 
+    async def close(self) -> None:
+        """The same, and wait until no verb of it is under way, so that the next one is the last."""
+        self.cancel()
+        moving = [one for one in (self._setting_aside, self._restoring) if one is not None]
+        if moving:
+            await asyncio.wait(moving)
+
     # -- setting aside ----------------------------------------------------------------------
 
     def _set_aside_soon(self) -> None:

@@ -13,33 +13,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
 from perdure.definitions import AgentDefinition
-from perdure.errors import NotFound, StoreBusy, StoreError
+from perdure.errors import Damaged, ForkedStore, NetworkFileSystem, NotFound, SchemaTooNew, StoreClosed, StoreError
 from perdure.model.event import EventKind
-from perdure.model.instance import InstanceType
 from perdure.model.question import Question
-from perdure.model.task import Claim, Lane, Wait
-from perdure.policy.lanes import Permits
+from perdure.model.task import Claim, Lane
 from perdure.runtime.announcer import Announcer, Listener
 from perdure.runtime.attempt import Attempt, Stop
 from perdure.runtime.in_flight import InFlightCalls
-from perdure.runtime.liveness import Deadline, InstanceLock, new_instance_id, owner_of, side_file, whoami
+from perdure.runtime.lookout import Lookout
+from perdure.runtime.membership import Membership
 from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
+from perdure.runtime.seats import Seats
 from perdure.runtime.sweeper import Sweeper
-from perdure.store import Store, aio, events, instances, sqlite_path, task_lists, tasks
+from perdure.store import Store, aio, events, instances, task_lists, tasks
 from perdure.store.database import Transaction
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LOOK_AT_MOST_EVERY_S = 0.005
+_CLAIMED_AT_ONCE = 64
+_UNWIND_S = 5.0
+_HOPELESS = (StoreClosed, ForkedStore, SchemaTooNew, Damaged, NetworkFileSystem)
+_LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +70,54 @@ class Worker:
         self.store = store
         self.settings = store.settings
         self.random: Random = store.ids.random()
-        self.instance_id = ""
-        self.in_flight = InFlightCalls()
+        self._in_flight = InFlightCalls(store.clock)
         self.pulses = PulseBuffer(self.settings.pulse_kept, clock=store.clock)
         self.attempts: dict[str, Attempt] = {}
         self._agents = {(one.name, one.version): one for one in agents}
-        self._killable = killable
         self._deps = deps
         self._notify = notify
         self._news = Announcer(on_event)
-        self._permits = Permits(self.settings.permits, self.settings.main_permits)
-        self._restoring: dict[Lane, deque[asyncio.Future[None]]] = {Lane.MAIN: deque(), Lane.SUBAGENT: deque()}
+        self._seats = Seats(self.settings.permits, self.settings.main_permits)
+        self._member = Membership(store, self._in_flight, killable=killable, random=self.random)
+        self._lookout = Lookout(store, self.attempts.values, self._generation, seen=self._news.look)
+        self._sweeper = Sweeper(self)
         self._work = asyncio.Event()
-        self._look = asyncio.Event()
-        self._beaten = asyncio.Event()
-        self._deadline = Deadline(int(self.settings.lease_s * 1000))
-        self._lock = InstanceLock()
-        self._registration: instances.Registration | None = None
+        # A claim under way is owned by this process and not known to it yet: no heartbeat may judge it meanwhile.
+        self._ownership = asyncio.Lock()
         self._is_stopping = False
         self._stop_now = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
-        self._retiring: list[asyncio.Task[None]] = []
+        self._handed_back = 0
         self.stopped = Stopped(0, 0)
+
+    @property
+    def instance_id(self) -> str:
+        """Who this worker is to the others; changes when they have taken it for dead."""
+        return self._member.instance_id
+
+    @property
+    def in_flight(self) -> InFlightCalls:
+        """Calls above low risk that may still be inside their function."""
+        return self._in_flight
+
+    @property
+    def membership(self) -> Membership:
+        """Its registration, heartbeat and lock."""
+        return self._member
+
+    @property
+    def _registration(self) -> instances.Registration | None:
+        return self._member.registration
+
+    def _generation(self) -> int:
+        assert self._member.registration is not None
+        return self._member.registration.generation
 
     # -- from start to stop --------------------------------------------------------------------
 
     async def run(self, *, ready: asyncio.Event | None = None) -> Stopped:
         """Work until `stop` is called; then hand back what can be handed back. Raises StoreError if the store fails."""
-        await self._register()
-        sweeper = Sweeper(self, self._lock_path())
+        await self._member.register(list(self._agents))
         flusher = PulseFlusher(
             self.pulses, write=self._write_pulses, on_dropped=self._tell_dropped,
             batch=self.settings.pulse_batch, flush_ms=self.settings.pulse_flush_ms,
@@ -106,14 +127,14 @@ class Worker:
         loops = [
             loop.create_task(work, name=f"perdure-{name}")
             for name, work in (
-                ("claim", self._claim_all()),
-                ("beat", self._beat_always()),
-                ("sweep", sweeper.run()),
-                ("look", self._look_always()),
+                ("claim", self._steadily(self._claim_all)),
+                ("beat", self._steadily(self._beat_always)),
+                ("sweep", self._sweeper.run()),
+                ("tell", self._sweeper.tell_always()),
+                ("look", self._steadily(self._lookout.watch)),
                 ("pulse", flusher.run()),
             )
         ]
-        self._sweeper = sweeper
         if ready is not None:
             ready.set()
         stop = loop.create_task(self._stop_now.wait())
@@ -126,57 +147,44 @@ class Worker:
         finally:
             unlisten()
             self._is_stopping = True
-            for task in (stop, *loops, *self._retiring):
+            for task in (stop, *loops):
                 task.cancel()
             for attempt in list(self.attempts.values()):
                 attempt.stop(Stop.LOST)
-            await asyncio.gather(stop, *loops, *self._running, return_exceptions=True)
+            await asyncio.gather(stop, *loops, return_exceptions=True)
+            if self._running:  # An agent that swallows its cancellation must not keep the worker from ending.
+                await asyncio.wait(self._running, timeout=_UNWIND_S)
             with suppress(StoreError):
                 await flusher.close()
-                # A thread may still be inside a call. Then the lock stays held, for a free one proves death, and
-                # the kernel frees it when the process ends.
-                if not self.in_flight.all():
-                    await aio.call(self.store, instances.mark_stopped, self.instance_id)
-                    self._lock.release()
+            await self._member.leave()
         return self.stopped
+
+    async def _steadily(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do it again after a database that was away for a moment; only what cannot get well ends the worker."""
+        pause_s = 0.1
+        while True:
+            started = self.store.clock.boot_ms()
+            try:
+                await work()
+                return
+            except _HOPELESS:
+                raise
+            except StoreError:
+                if self.store.clock.boot_ms() - started > _LONGEST_PAUSE_S * 1000:
+                    pause_s = 0.1
+                log.warning("the database failed; trying again in %.1f s", pause_s, exc_info=True)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def stop(self) -> None:
         """Ask the worker to end in good order. May be called twice."""
         self._is_stopping = True
         self._stop_now.set()
 
-    async def _register(self) -> None:
-        me = whoami()
-        started = self.store.clock.boot_ms()
-        self.instance_id = new_instance_id(self.store.clock.now_ms(), self.random)
-        registration = await aio.call_patiently(
-            self.store,
-            instances.register,
-            instance_id=self.instance_id,
-            type=InstanceType.EXECUTOR,
-            host=me.host,
-            boot_id=me.boot_id,
-            pid=me.pid,
-            killable=self._killable,
-            agents=list(self._agents),
-        )
-        self._registration = registration
-        self._deadline.beat_acknowledged(started)
-        path = self._lock_path()
-        if path is not None:
-            self._lock.hold(path, registration.generation, owner=owner_of(self.instance_id, me.boot_id))
-
-    def _lock_path(self) -> Any:
-        url = self.store.database.url
-        if url in ("sqlite://", "memory:"):
-            return None
-        return side_file(sqlite_path(url), url)
-
     async def _wind_down(self) -> None:
         """Hand back what is between two steps, let calls in flight end within the grace time, interrupt the rest."""
         self._is_stopping = True
-        held = list(self.attempts.values())
-        for attempt in held:
+        for attempt in list(self.attempts.values()):
             attempt.drain()
         grace = asyncio.get_running_loop().time() + self.settings.shutdown_grace_s
         while self._running and (left := grace - asyncio.get_running_loop().time()) > 0:
@@ -185,16 +193,14 @@ class Worker:
         for attempt in cut_off:
             attempt.stop(Stop.INTERRUPT)
         if self._running:
-            await asyncio.wait(self._running, timeout=5)
-        self.stopped = Stopped(
-            sum(attempt.stopping is Stop.RELEASE for attempt in held), len(cut_off)
-        )
+            await asyncio.wait(self._running, timeout=_UNWIND_S)
+        self.stopped = Stopped(self._handed_back, len(cut_off))
 
     # -- claiming --------------------------------------------------------------------------------
 
     def _hinted(self) -> None:
         self._work.set()
-        self._look.set()
+        self._lookout.hinted()
 
     async def _claim_all(self) -> None:
         while not self._is_stopping:
@@ -206,7 +212,18 @@ class Worker:
         """Claim as much as there are permits for, main first. True when something was claimed."""
         claimed = False
         for lane in (Lane.MAIN, Lane.SUBAGENT):
-            while not self._restoring[lane] and (free := self._permits.free(lane)) > 0 and not self._is_stopping:
+            while not self._is_stopping and (seats := self._seats.reserve(lane, _CLAIMED_AT_ONCE)) > 0:
+                count = await self._claim(lane, seats)
+                claimed = claimed or count > 0
+                if count < seats:
+                    break
+        return claimed
+
+    async def _claim(self, lane: Lane, seats: int) -> int:
+        """Claim up to `seats` tasks of a lane, whose permits are taken. How many."""
+        count = 0
+        try:
+            async with self._ownership:
                 assert self._registration is not None
                 found = await aio.call_softly(
                     self.store,
@@ -215,30 +232,37 @@ class Worker:
                     instance=self._registration.n,
                     instance_id=self.instance_id,
                     generation=self._registration.generation,
-                    limit=min(free, 64),
+                    limit=seats,
                 )
-                for one in found:
-                    self._start(one)
-                claimed = claimed or bool(found)
-                if len(found) < min(free, 64):
-                    break
-        return claimed
+                for claim in found:
+                    count += self._start(claim)
+            return count
+        finally:
+            self._seats.give(lane, seats - count)
 
     async def adopt(self, task_id: str) -> bool:
         """Claim one task that was just admitted in this process, if a permit is free."""
-        if self._is_stopping or self._registration is None or self._permits.free(Lane.MAIN) < 1:
+        if self._is_stopping or self._registration is None:
             return False
-        claim = await aio.call_softly(
-            self.store, tasks.claim_this, task_id, instance_id=self.instance_id,
-            generation=self._registration.generation,
-        )
-        if claim is not None:
-            self._start(claim)
-        return claim is not None
+        task = await aio.read(self.store, tasks.get, task_id)
+        is_ours = any(name == task.agent and task.version in ("", version) for name, version in self._agents)
+        if not is_ours or self._seats.reserve(task.lane, 1) == 0:
+            return False
+        started = 0
+        try:
+            async with self._ownership:
+                claim = await aio.call_softly(
+                    self.store, tasks.claim_this, task_id, instance_id=self.instance_id, generation=self._generation()
+                )
+                if claim is not None:
+                    started = self._start(claim)
+        finally:
+            self._seats.give(task.lane, 1 - started)
+        return started > 0
 
-    def _start(self, claim: Claim) -> None:
+    def _start(self, claim: Claim) -> int:
+        """Run a claimed task, whose permit is taken. How many permits that needs: one."""
         definition = self._agents.get((claim.task.agent, claim.task.version)) or self._newest(claim.task.agent)
-        self._permits.acquire(claim.task.lane)
         attempt = self.attempt_type(self, claim, definition)
         self.attempts[claim.execution_id] = attempt
         task = asyncio.get_running_loop().create_task(attempt.run(), name=f"perdure-{claim.task.id[-6:]}")
@@ -247,6 +271,7 @@ class Worker:
         def ended(done: asyncio.Task[None]) -> None:
             self._running.discard(done)
             self.attempts.pop(claim.execution_id, None)
+            self._handed_back += attempt.stopping is Stop.RELEASE
             self._news.resumed(attempt)
             self._work.set()
             if not done.cancelled() and (error := done.exception()) is not None:
@@ -254,6 +279,9 @@ class Worker:
 
         task.add_done_callback(ended)
         self._news.started(attempt)
+        if self._is_stopping:
+            attempt.drain()
+        return 1
 
     def _newest(self, agent: str) -> AgentDefinition:
         return max((one for (name, _), one in self._agents.items() if name == agent), key=lambda one: one.version)
@@ -273,9 +301,7 @@ class Worker:
 
     async def until_may_call(self) -> None:
         """Return once this process has proven lately that it lives."""
-        while not self._deadline.may_call(self.store.clock.boot_ms()):
-            self._beaten.clear()
-            await self._beaten.wait()
+        await self._member.until_may_call()
 
     async def pause(self, duration_s: float) -> None:
         """Wait on the loop's clock."""
@@ -283,34 +309,16 @@ class Worker:
 
     async def take_permit(self, attempt: Attempt) -> None:
         """Win a permit again; those who restore come before new claims of their lane."""
-        lane = attempt.task.lane
-        if self._restoring[lane] or not self._permits.acquire(lane):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._restoring[lane].append(turn)
-            try:
-                await turn  # Whoever resolves it has acquired the permit for us.
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self.give_permit(attempt)
-                else:
-                    self._restoring[lane].remove(turn)
-                raise
+        await self._seats.take(attempt.task.lane)
 
     def give_permit(self, attempt: Attempt) -> None:
         """Give the permit back, first of all to who waits to restore."""
-        self._permits.release(attempt.task.lane)
-        for lane, waiting in self._restoring.items():
-            while waiting and self._permits.acquire(lane):
-                turn = waiting.popleft()
-                if turn.cancelled():
-                    self._permits.release(lane)
-                else:
-                    turn.set_result(None)
+        self._seats.give(attempt.task.lane)
         self._work.set()
 
     def look_soon(self) -> None:
         """Look soon whether what attempts wait for has happened."""
-        self._look.set()
+        self._lookout.soon()
 
     def tell(self, question: Question) -> None:
         """A question was opened or found by an attempt."""
@@ -342,63 +350,23 @@ class Worker:
 
     async def beat(self) -> bool:
         """Prove that this process lives and reconcile what it owns. False when it was declared gone."""
-        assert self._registration is not None
-        started = self.store.clock.boot_ms()
-        held = list(self.attempts)
-        try:
-            beat = await aio.call_softly(
-                self.store, instances.beat, self.instance_id, generation=self._registration.generation, held=held
-            )
-        except StoreBusy:
-            return True
-        if not beat.alive:
-            await self._acknowledge_loss()
-            return False
-        self._deadline.beat_acknowledged(started)
-        self._beaten.set()
-        self._sweeper.own_beat_ms = self.store.clock.boot_ms()
-        owned = {one.execution_id: one for one in beat.owned}
+        async with self._ownership:
+            held = list(self.attempts)
+            beat = await self._member.beat(held)
+            if not beat.alive:
+                for attempt in list(self.attempts.values()):
+                    attempt.stop(Stop.LOST)
+                self._member.give_up([*self._running])
+                await self._member.register(list(self._agents))
+                return False
+        owned = {one.execution_id for one in beat.owned}
         for execution_id in held:
-            attempt = self.attempts.get(execution_id)
-            if attempt is not None and execution_id not in owned and not attempt.done.is_set():
-                attempt.stop(Stop.LOST)
-        self._mind_deadlines()
+            attempt_held = self.attempts.get(execution_id)
+            if attempt_held is not None and execution_id not in owned and not attempt_held.done.is_set():
+                attempt_held.stop(Stop.LOST)
+        self._lookout.mind_deadlines()
         self._set_aside_longest()
         return True
-
-    async def _acknowledge_loss(self) -> None:
-        """Others have taken this process for dead: stop every attempt, say so, and begin anew under a new generation."""
-        log.warning("this worker was declared gone; its tasks belong to others now")
-        mine = list(self.attempts.values())
-        for attempt in mine:
-            attempt.stop(Stop.LOST)
-        self._retiring.append(
-            asyncio.get_running_loop().create_task(
-                self._retire(self.instance_id, self._lock, [*self._running], self.in_flight.all())
-            )
-        )
-        self._lock = InstanceLock()
-        await self._register()
-
-    async def _retire(
-        self,
-        instance_id: str,
-        lock: InstanceLock,
-        attempts: Sequence[asyncio.Task[None]],
-        calls_in_flight: Collection[asyncio.Future[Any]],
-    ) -> None:
-        """Say that an identity of this process is dead, once nothing runs under it any more."""
-        if waiting := [*attempts, *calls_in_flight]:
-            await asyncio.wait(waiting)
-        await aio.call_patiently(self.store, instances.mark_stopped, instance_id)
-        lock.release()
-
-    def _mind_deadlines(self) -> None:
-        """Tell attempts whose time is over; they have the grace time to end in good order."""
-        now = self.store.clock.now_ms()
-        for attempt in list(self.attempts.values()):
-            if attempt.task.deadline_at is not None and attempt.task.deadline_at <= now:
-                attempt.stop(Stop.DEADLINE)
 
     def _set_aside_longest(self) -> None:
         """Beyond the limit, waiting attempts give up their memory, the longest first; they are replayed later."""
@@ -406,44 +374,6 @@ class Worker:
         excess = len(waiting) - self.settings.waiting_in_memory
         for attempt in sorted(waiting, key=lambda one: one.waits.waiting_since_ms)[: max(0, excess)]:
             attempt.stop(Stop.SUSPEND)
-
-    # -- looking whether waits are over ---------------------------------------------------------
-
-    async def _look_always(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._next_look_s()):
-                    await self._look.wait()
-            self._look.clear()
-            self._mind_deadlines()
-            self._news.look()
-            await self._look_once()
-            await asyncio.sleep(_LOOK_AT_MOST_EVERY_S)
-
-    def _next_look_s(self) -> float:
-        now = self.store.clock.now_ms()
-        times = [
-            wait.until_ms
-            for attempt in self.attempts.values()
-            for wait, _ in attempt.waits.pending()
-            if wait.until_ms is not None
-        ] + [a.task.deadline_at for a in self.attempts.values() if a.task.deadline_at is not None]
-        soonest = min(times, default=now + 3_600_000)
-        return max(0.001, min(self.settings.poll_ms, soonest - now) / 1000)
-
-    async def _look_once(self) -> None:
-        waiting: list[tuple[str, Wait, asyncio.Future[None]]] = [
-            (attempt.task.id, wait, future)
-            for attempt in self.attempts.values()
-            for wait, future in attempt.waits.pending()
-        ]
-        if not waiting:
-            return
-        happened = await aio.read(self.store, _which_happened, [(task_id, wait) for task_id, wait, _ in waiting])
-        for place in happened:
-            future = waiting[place][2]
-            if not future.done():
-                future.set_result(None)
 
     # -- pulses and news --------------------------------------------------------------------------
 
@@ -467,10 +397,6 @@ class Worker:
     def say(self, what: str, facts: Mapping[str, Any]) -> None:
         """News for whoever runs this worker."""
         self._news.say(what, facts)
-
-
-def _which_happened(tx: Transaction, waiting: Sequence[tuple[str, Wait]]) -> list[int]:
-    return [place for place, (task_id, wait) in enumerate(waiting) if tasks.has_happened(tx, task_id, wait)]
 
 
 def _add_packs(tx: Transaction, packs: Sequence[Pack]) -> None:

@@ -17,8 +17,9 @@ def keep(tx: Transaction, packed: codec.Packed) -> bytes:
 
     Parts are inserted in the order of their hashes, so that two writers of the same parts never wait in a circle.
     """
-    for digest, body in sorted(packed.parts):
-        tx.run(Q.keep, hash=digest, body=body)
+    if packed.parts:
+        for digest, body in sorted(packed.parts):
+            tx.run(Q.keep, hash=digest, body=body)
     return packed.blob
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from perdure import codec
 from perdure.errors import BadInput, NotFound
+from perdure.model.event import EventKind
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Fence, Task, WaitKind
 from perdure.policy.recovery import Verdict
@@ -41,15 +42,38 @@ class NewQuestion:
 def open_question(tx: Transaction, fence: Fence, new: NewQuestion) -> Question:
     """Ask, as the owner of the task. A question of this kind and step that is still live is returned instead.
 
+    A yes is bound to the arguments it was given for: one for others (under a key of the caller's) is void.
     Raises LeaseLost.
     """
     task = _lock(tx, fence.task_id)
     known = live_for_step(tx, fence.task_id, new.kind, new.step_key)
-    if known is not None:
+    if known is not None and (new.kind is not QuestionKind.CALL or known.digest == new.digest):
         return known
     if task.execution_id != fence.execution_id or task.generation != fence.generation:
         task_ops.refuse(tx, fence, "question")
-    return insert(tx, task, new, revision=sessions.raise_revision(tx, task.root_session_id))
+    revision = sessions.raise_revision(tx, task.root_session_id)
+    if known is not None:
+        _void(tx, task.id, known, reason="the call has other arguments now", revision=revision)
+    return insert(tx, task, new, revision=revision)
+
+
+def void(tx: Transaction, fence: Fence, question_id: str, *, reason: str) -> None:
+    """Take an answer out of use, as the owner of the task: it may no longer be true. Raises LeaseLost."""
+    task = _lock(tx, fence.task_id)
+    if task.execution_id != fence.execution_id or task.generation != fence.generation:
+        task_ops.refuse(tx, fence, "question")
+    _void(
+        tx, task.id, get(tx, question_id), reason=reason, revision=sessions.raise_revision(tx, task.root_session_id)
+    )
+
+
+def _void(tx: Transaction, task_id: str, question: Question, *, reason: str, revision: int) -> None:
+    if question.status is QuestionStatus.OPEN:
+        tx.run(Q.cancel_one, id=question.id, reason=reason, revision=revision)
+        _tell(tx, task_id, QUESTION.event("cancel"), {"question": question.id, "reason": reason})
+        return
+    tx.run(Q.spend, id=question.id)
+    _tell(tx, task_id, EventKind.ANSWER_VOIDED, {"question": question.id, "reason": reason})
 
 
 def insert(tx: Transaction, task: Task, new: NewQuestion, *, revision: int) -> Question:

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from perdure.errors import (
     CommitUnknown,
     Damaged,
     ForkedStore,
-    InvariantError,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -33,10 +32,11 @@ from perdure.errors import (
 )
 from perdure.settings import Settings
 from perdure.store.checkpointer import Checkpointer
-from perdure.store.database import Answer, Row, Unit, Value, Waiter, deliver_all
+from perdure.store.database import Answer, Unit, Waiter, deliver_all
 from perdure.store.filesystem import check_path, create_private
 from perdure.store.migrate import migrate
-from perdure.store.queries import SQLITE, Query
+from perdure.store.queries import SQLITE
+from perdure.store.sqlite_transaction import SqliteTransaction
 from perdure.store.wakeup import Wakeup
 from perdure.store.writer_lock import WriterLock
 
@@ -47,52 +47,6 @@ _PAGE_BYTES = 8192
 _APPLICATION_ID = 0x70657264  # "perd"
 
 _Job = tuple[Unit[Any], Waiter]
-
-
-class SqliteTransaction:
-    """One unit's view of a connection."""
-
-    __slots__ = ("_connection", "_execute", "_ids", "hinted", "now")
-
-    def __init__(self, connection: apsw.Connection, now: int, ids: Ids) -> None:
-        self._connection = connection
-        self._execute = connection.execute
-        self._ids = ids
-        self.now = now
-        self.hinted = False
-
-    def one(self, query: Query, /, **values: Value) -> Row | None:
-        if "now" in query.parameters:
-            values["now"] = self.now
-        rows = self._execute(query.sqlite, values).fetchall()
-        if len(rows) > 1:
-            raise InvariantError(f"{query.name} returned {len(rows)} rows")
-        return rows[0] if rows else None
-
-    def all(self, query: Query, /, **values: Value) -> list[Row]:
-        if "now" in query.parameters:
-            values["now"] = self.now
-        return self._execute(query.sqlite, values).fetchall()
-
-    def run(self, query: Query, /, **values: Value) -> int:
-        if "now" in query.parameters:
-            values["now"] = self.now
-        self._execute(query.sqlite, values)
-        return self._connection.changes()
-
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
-        wants_now = "now" in query.parameters
-        for row in rows:
-            self._execute(query.sqlite, {**row, "now": self.now} if wants_now else row)
-
-    def new_id(self) -> str:
-        return self._ids.new(self.now)
-
-    def new_token(self) -> str:
-        return self._ids.token()
-
-    def hint(self) -> None:
-        self.hinted = True
 
 
 class SqliteDatabase:
@@ -352,6 +306,9 @@ class SqliteDatabase:
         where = {"vfs": self._vfs} if self._vfs else {}
         connection = apsw.Connection(str(self.path or ":memory:"), flags=flags, statementcachesize=256, **where)
         connection.set_busy_timeout(int(self._settings.busy_s * 1000))
+        # Plans do not depend on the values bound. Otherwise SQLite compiles most of our statements anew at each use,
+        # which takes longer than to run them.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         if self._vfs:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA foreign_keys = ON")

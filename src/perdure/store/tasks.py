@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from perdure.errors import Error, IllegalTransition, LeaseLost, NotFound
+from perdure.errors import Damaged, Error, IllegalTransition, LeaseLost, NotFound
 from perdure.model.step import NoteKind
 from perdure.model.task import Claim, Fence, Lane, Mode, Task, TaskInput, Wait, WaitKind
 from perdure.states import ATTEMPT, TASK, InstanceStatus, QuestionStatus, TaskStatus
@@ -86,6 +86,7 @@ def claim(
     """Own up to `limit` due tasks of a lane whose agent this instance has: lowest rank first.
 
     Each gets a new execution id and attempt, and the trace its first record. Nobody else can own them meanwhile.
+    One whose input cannot be read is interrupted instead, so that a person is asked and the others go on.
     """
     found = []
     for _ in range(limit):
@@ -100,7 +101,9 @@ def claim(
         )
         if row is None:
             break
-        found.append(_begin_attempt(tx, row[0], execution_id, instance_id, generation))
+        claim = _begin_attempt(tx, row[0], execution_id, instance_id, generation)
+        if claim is not None:
+            found.append(claim)
     return found
 
 
@@ -357,25 +360,33 @@ def _earliest(waits: Sequence[Wait]) -> int:
     return min((w.until_ms for w in waits if w.until_ms is not None), default=NEVER_MS)
 
 
-def _begin_attempt(tx: Transaction, n: int, execution_id: str, instance_id: str, generation: int) -> Claim:
+def _begin_attempt(tx: Transaction, n: int, execution_id: str, instance_id: str, generation: int) -> Claim | None:
     row = tx.one(Q.claimed, n=n)
     assert row is not None
     task = task_from_row(row[:-6])
-    given = _input_from_row(tx, row[-6:])
+    _record_attempt(tx, task, execution_id, instance_id, generation)
+    try:
+        return Claim(task, _input_from_row(tx, row[-6:]), execution_id, generation)
+    except Damaged as damage:
+        interrupt(tx, task.id, execution_id, reason="its input cannot be read", trace_error=str(damage))
+        return None
+
+
+def _record_attempt(tx: Transaction, task: Task, execution_id: str, instance_id: str, generation: int) -> None:
     tx.run(
         Q.insert_attempt,
         execution_id=execution_id,
-        task=n,
+        task=task.n,
         number=task.attempt,
         instance_id=instance_id,
         generation=generation,
     )
     events.emit(
-        tx, n, task.event_seq - 1, TASK.event("claim"), {"attempt": task.attempt, "instance": instance_id}
+        tx, task.n, task.event_seq - 1, TASK.event("claim"), {"attempt": task.attempt, "instance": instance_id}
     )
     tx.run(
         S.insert,
-        task=n,
+        task=task.n,
         step_index=task.step_count - 1,
         event_kind=NoteKind.TURN_STARTED,
         name="",
@@ -398,7 +409,6 @@ def _begin_attempt(tx: Transaction, n: int, execution_id: str, instance_id: str,
         timestamp=tx.now,
         ended_at=None,
     )
-    return Claim(task, given, execution_id, generation)
 
 
 def _input_from_row(tx: Transaction, row: Row) -> TaskInput:

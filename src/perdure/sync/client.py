@@ -116,6 +116,10 @@ class Client:
         # An abandoned client must not keep the process from ending in good order.
         weakref.finalize(self, self._loop.stop)
 
+    def use(self, url: str) -> None:
+        """Take the database at `url` instead. Raises BadInput when one is open already."""
+        self._twin.use(url)
+
     def close(self) -> None:
         """Close the store, if this client opened it, and end the loop. May be called twice."""
         self._loop.run(self._twin.aclose, name="client.aclose")

@@ -1,4 +1,4 @@
-"""A worker of a play: the real one, whose tools are replaced when they are called and whose agents are met as they come.
+"""A worker of a play: the real one, but its tools are replaced as they are called, and it learns agents as they come.
 
 Nothing is replaced in modules: two worlds may run side by side.
 """
@@ -6,7 +6,7 @@ Nothing is replaced in modules: two worlds may run side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall
@@ -32,11 +32,16 @@ class Cast:
     agents: dict[tuple[str, str], AgentDefinition] = field(default_factory=dict)
     problems: list[BadInput] = field(default_factory=list)
 
-    def require(self, call: ToolCall) -> None:
-        """Refuse a tool above low risk that has no stand-in: a test must not change the world. Raises BadInput."""
+    def prepare(self, call: ToolCall, ledger: Ledger) -> ToolCall:
+        """The call as it may be made here: nothing of it reaches the real world.
+
+        Raises BadInput for a tool above low risk that has no stand-in.
+        """
         tool = call.definition
-        if tool.fn in self.stand_ins or tool.risk_of(call.args, call.kwargs) is Risk.LOW:
-            return
+        if tool.fn in self.stand_ins:
+            return replace(call, definition=replace(tool, reconcile=tool.reconcile and ledger.reconcile))
+        if tool.risk_of(call.args, call.kwargs) is Risk.LOW:
+            return call
         problem = BadInput(
             f"{tool.name} is above low risk and has no stand-in in this world: World(tools={{{tool.name}: fn}})",
             field="tools",
@@ -54,9 +59,8 @@ class ActingAttempt(Attempt):
         return cast("ActingWorker", self.host)
 
     async def call_tool(self, call: ToolCall) -> Any:
-        """Refuse what must not really run, then record and run the tool."""
-        self.actor.cast.require(call)
-        return await super().call_tool(call)
+        """Record and run a tool, if it may run here."""
+        return await super().call_tool(self.actor.cast.prepare(call, self.actor.ledger))
 
     async def call_agent(self, call: AgentCall) -> Any:
         """Know the agent from now on, then run it as a child task."""

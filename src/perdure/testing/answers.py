@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ from perdure.runtime.doubts import NOT_HAPPENED, Verdict, happened, not_happened
 from perdure.testing.ledger import Fate, Ledger
 
 _BY = "world"
+_OFTEN_ENOUGH = 10
 
 
 class Nobody:
@@ -40,10 +41,7 @@ class Answers:
             if isinstance(key, str):
                 by_words.append((key.casefold(), answer))
                 continue
-            definition = definition_of(key)
-            if not isinstance(definition, ToolDefinition):
-                raise BadInput(f"answers: {key!r} is neither a tool nor words of a question", field="answers")
-            by_tool[definition.name] = answer
+            by_tool[tool_of(key, "answers").name] = answer
         by_words.sort(key=lambda one: -len(one[0]))
         return cls(by_tool, by_words)
 
@@ -51,9 +49,17 @@ class Answers:
         """The answer to a question: that of its tool, else of the longest words in it, if it can be one at all."""
         text = question.text.casefold()
         found = [answer for words, answer in self.by_words if words in text]
-        if question.tool in self.by_tool:
+        if question.tool is not None and question.tool in self.by_tool:
             found.insert(0, self.by_tool[question.tool])
         return next((one for one in found if _fits(question, one)), None)
+
+
+def tool_of(tool: object, field: str) -> ToolDefinition:
+    """What perdure knows of a tool. Raises BadInput for anything else."""
+    definition = definition_of(tool)
+    if not isinstance(definition, ToolDefinition):
+        raise BadInput(f"{field}: {tool!r} is no tool; decorate it with @perdure.tool", field=field)
+    return definition
 
 
 async def give(question: Question, answer: Answer | None, ledger: Ledger) -> bool:
@@ -62,9 +68,12 @@ async def give(question: Question, answer: Answer | None, ledger: Ledger) -> boo
         return False
     match question.row.kind:
         case QuestionKind.STEP_IN_DOUBT:
-            verdict = answer if isinstance(answer, Verdict) else _witnessed(question, ledger)
+            place = question.task_id, question.row.step_key
+            verdict = answer if isinstance(answer, Verdict) else _witnessed(place, ledger)
             if verdict.kind == NOT_HAPPENED:
-                ledger.allow_again(question.task_id, question.row.step_key)
+                if ledger.allowed_again[place] >= _OFTEN_ENOUGH:
+                    return False  # It never ends: say so by an open question, rather than go on for ever.
+                ledger.allowed_again[place] += 1
             await question.resolve(verdict, by=_BY)
         case QuestionKind.RESUME if answer is None:
             await question.approve(by=_BY)
@@ -91,6 +100,6 @@ def _fits(question: Question, answer: Answer) -> bool:
             return not isinstance(answer, Verdict)
 
 
-def _witnessed(question: Question, ledger: Ledger) -> Verdict[Any]:
-    effect = ledger.last_at(question.task_id, question.row.step_key)
+def _witnessed(place: tuple[str, str], ledger: Ledger) -> Verdict[Any]:
+    effect = ledger.last_at(place)
     return happened(effect.result) if effect is not None and effect.fate is Fate.RETURNED else not_happened()

@@ -20,6 +20,7 @@ from perdure.errors import NotApplied
 from perdure.policy.risk import Risk
 from perdure.runtime.attempt import Attempt
 from perdure.runtime.call import Call
+from perdure.runtime.doubts import Doubt, Verdict, happened, not_happened
 
 
 class Fate(StrEnum):
@@ -32,13 +33,14 @@ class Fate(StrEnum):
 
 @dataclass(slots=True)
 class Effect:
-    """One run of a function. `place` is the task and the key of its step; `fn` is the tool's own function."""
+    """One run of a function. `place` is the task and the key of its step, `token` that of the call."""
 
     fn: Callable[..., Any]
     name: str
     risk: Risk
     arguments: Mapping[str, Any]
     place: tuple[str, str]
+    token: str
     fate: Fate = Fate.STARTED
     result: Any = None
     not_applied: bool = False
@@ -46,7 +48,10 @@ class Effect:
 
 @dataclass(slots=True)
 class Ledger:
-    """Every run of a tool's function, or of its stand-in, in order."""
+    """Every run of a tool's function, or of its stand-in, in order.
+
+    `allowed_again` counts by place how often somebody said that it did not happen, so that it may run once more.
+    """
 
     effects: list[Effect] = field(default_factory=list)
     allowed_again: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -72,13 +77,19 @@ class Ledger:
         on_loop = stand_in is not None or call.is_async
         return replace(call, fn=run_on_loop if on_loop else run_in_thread, is_async=on_loop)
 
-    def last_at(self, task_id: str, key: str) -> Effect | None:
+    def last_at(self, place: tuple[str, str]) -> Effect | None:
         """The last run of one step's function."""
-        return next((one for one in reversed(self.effects) if one.place == (task_id, key)), None)
+        return next((one for one in reversed(self.effects) if one.place == place), None)
 
-    def allow_again(self, task_id: str, key: str) -> None:
-        """Somebody said that it did not happen: the function may run once more."""
-        self.allowed_again[task_id, key] += 1
+    def reconcile(self, doubt: Doubt) -> Verdict[Any]:
+        """What became of a call, in place of the tool's own word: that would ask the real world."""
+        effect = next((one for one in reversed(self.effects) if one.token == doubt.token), None)
+        if effect is None:
+            return not_happened()
+        if effect.fate is Fate.RETURNED:
+            return happened(effect.result)
+        self.allowed_again[effect.place] += 1
+        return not_happened()
 
     def dangerous_effects(self) -> Counter[str]:
         """Calls from high risk up that happened, by tool and arguments."""
@@ -98,14 +109,16 @@ class Ledger:
         for place, runs in by_place.items():
             ended = sum(one.fate is Fate.RETURNED for one in runs)
             if ended > 1 or len(runs) > 1 + self.allowed_again[place]:
-                wrong.append(f"{runs[0].name} was begun {len(runs)} times and happened {ended} times in task {place[0]}")
+                wrong.append(
+                    f"{runs[0].name} was begun {len(runs)} times and happened {ended} times in task {place[0]}"
+                )
         return wrong
 
     @contextmanager
     def _note(self, call: Call) -> Iterator[Effect]:
         scope = ambient.require(call.name)
         place = (cast("Attempt", scope.runner).task.id, scope.parent_key)
-        effect = Effect(call.fn, call.name, call.risk, call.input, place)
+        effect = Effect(call.fn, call.name, call.risk, call.input, place, scope.token)
         self.effects.append(effect)
         try:
             yield effect

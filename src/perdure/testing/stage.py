@@ -6,7 +6,7 @@ A stage is used once. It is over when the task has ended, or when nothing can ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,26 +16,25 @@ from perdure.clock import SeededIds
 from perdure.definitions import AgentCall
 from perdure.errors import Error
 from perdure.model.task import Task, WaitKind
-from perdure.runtime.attempt import Stop
 from perdure.runtime.durable import new_task
-from perdure.runtime.worker import Stopped
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, admission, instances, task_lists, tasks
-from perdure.store.sqlite import SqliteDatabase, open_sqlite
+from perdure.store.sqlite import open_sqlite
 from perdure.testing.acting import ActingWorker, Cast
+from perdure.testing.actor import Actor, unwind
 from perdure.testing.answers import Answers, Nobody, give
 from perdure.testing.invariants import broken
 from perdure.testing.ledger import Ledger
 from perdure.testing.line import Death, Line
-from perdure.testing.virtual_loop import Process, VirtualLoop
+from perdure.testing.virtual_loop import Process, TooLong, VirtualLoop
 
 T = TypeVar("T")
 
 _SETTINGS = Settings(sweep_s=0.5, poll_ms=500)
 # Two sweeps and some looks: whatever a worker has to notice, it has noticed by then.
 _SETTLE_S = 1.1
-_UNWIND_S = 3600.0
+_UNWIND_TURNS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +61,22 @@ class Stage:
         self._death = death
         self._ids = SeededIds(1)
         self._ledger = Ledger()
-        self._workers: list[_Actor] = []
+        self._workers: list[Actor] = []
         self._settled: set[str] = set()
         self._unanswered: dict[str, Question] = {}
         self._is_idle = False
 
     def run(self) -> Record:
         """Play in this thread. Raises TooLong for an agent that goes on and on."""
+        main = self.loop.create_task(self._main())
         try:
-            return self.loop.run_until_complete(self._main())
+            return self.loop.run_until_complete(main)
+        except TooLong:
+            self.loop.turns_left = _UNWIND_TURNS
+            main.cancel()
+            with suppress(asyncio.CancelledError):
+                self.loop.run_until_complete(main)
+            raise
         finally:
             self.loop.set_exception_handler(_ignore)  # What a broken play leaves behind is nobody's business.
             self.loop.close()
@@ -93,7 +99,7 @@ class Stage:
                 await self._news.wait()
             return self._record()
         finally:
-            await self._unwind()
+            await unwind(self._workers)
             self._database.close()
 
     async def _look(self) -> bool:
@@ -114,18 +120,16 @@ class Stage:
     def _start_worker(self, death: Death | None) -> None:
         process = Process(f"worker {len(self._workers) + 1}")
         line = Line(self._database, self.loop, death=death, on_death=self._died, on_write=self._noticed)
-        worker = ActingWorker(
-            self._store_on(line), troupe=self._cast, ledger=self._ledger, backstage=self._store
-        )
+        worker = ActingWorker(self._store_on(line), troupe=self._cast, ledger=self._ledger, backstage=self._store)
         running = self.loop.create_task(worker.run(), name=process.name, context=process.context())
         running.add_done_callback(lambda _done: self._news.set())
-        self._workers.append(_Actor(process, line, worker, running))
+        self._workers.append(Actor(process, line, worker, running))
 
     def _died(self) -> None:
         self._workers[-1].process.hold()
         self._news.set()
 
-    def _bury(self, actor: _Actor) -> None:
+    def _bury(self, actor: Actor) -> None:
         """Say that a worker is proven dead, as its lock would."""
         if actor.worker.instance_id:
             with suppress(LookupError):
@@ -174,9 +178,7 @@ class Stage:
     def _record(self) -> Record:
         task = self._task()
         outcome = self._store.read(task_lists.outcome, self._task_id)
-        still_open = tuple(
-            question.text for question in self._unanswered.values() if not self._is_settled(question.id)
-        )
+        still_open = tuple(question.text for question in self._unanswered.values() if not self._is_settled(question.id))
         wrong = [*self._store.read(broken), *self._ledger.run_too_often()]
         if not task.status.is_terminal and not still_open and not _waits_for_a_message(task):
             wrong.append(f"the task is stuck: it is {task.status}, and nothing will ever move it on")
@@ -190,28 +192,6 @@ class Stage:
             self._ledger,
         )
 
-    async def _unwind(self) -> None:
-        """Let everything that is left end: first what could still write is cut off, then all of it is cancelled."""
-        left: set[asyncio.Task[Any]] = set()
-        for actor in self._workers:
-            actor.line.cut()
-            for attempt in list(actor.worker.attempts.values()):
-                attempt.stop(Stop.LOST)
-            left |= set(actor.process.tasks)
-        for task in left:
-            task.cancel()
-        for actor in self._workers:
-            actor.process.release(self.loop)
-        if left:
-            await asyncio.wait(left, timeout=_UNWIND_S)
-        for _ in range(10):
-            if not self.loop.waits_for_threads:
-                break
-            await asyncio.sleep(0.001)  # Time stands still until a thread has told the loop something.
-        for task in left:
-            if task.done() and not task.cancelled():
-                task.exception()  # Looked at, so that nobody complains.
-
     # -- small things -----------------------------------------------------------------------
 
     def _store_on(self, line: Line) -> Store:
@@ -222,14 +202,6 @@ class Stage:
 
     def _is_settled(self, question_id: str) -> bool:
         return question_id in self._settled
-
-
-@dataclass(frozen=True, slots=True)
-class _Actor:
-    process: Process
-    line: Line
-    worker: ActingWorker
-    running: asyncio.Task[Stopped]
 
 
 def _waits_for_a_message(task: Task) -> bool:

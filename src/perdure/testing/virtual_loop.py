@@ -160,7 +160,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     # -- whose callback it is -----------------------------------------------------------------
 
     def call_soon(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         context = contextvars.copy_context() if context is None else context
         process = context.get(_process)
@@ -171,7 +171,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return handle
 
     def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         context = contextvars.copy_context() if context is None else context
         process = context.get(_process)
@@ -180,7 +180,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return super().call_soon_threadsafe(process.run, _Callback(context, callback, args), context=context)
 
     def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         context = contextvars.copy_context() if context is None else context
         process = context.get(_process)
@@ -209,9 +209,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     # -- threads ------------------------------------------------------------------------------
 
-    def run_in_executor(
-        self, executor: object, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, _executor: object, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
         return start_thread(lambda: func(*args), context=contextvars.copy_context(), name="executor")
 
     def thread_goes_on(self) -> None:

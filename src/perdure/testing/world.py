@@ -1,20 +1,22 @@
-"""A world in which an agent plays: in memory, in virtual time, with stand-ins for its tools and answers to its questions."""
+"""A world in which an agent plays: in memory, in virtual time, with stand-ins for its tools and answers given."""
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from perdure import codec
-from perdure.definitions import AgentCall, AgentDefinition, Startable, Tool, ToolDefinition, definition_of, returns
+from perdure.definitions import AgentCall, AgentDefinition, Startable, Tool, definition_of, returns
 from perdure.errors import BadInput, Error
 from perdure.runtime.durable import failure
 from perdure.runtime.threads import start_thread
 from perdure.states import TaskStatus
 from perdure.testing.acting import Cast
-from perdure.testing.answers import Answer, Answers
+from perdure.testing.answers import Answer, Answers, tool_of
+from perdure.testing.ledger import Effect
 from perdure.testing.line import Death, Moment
 from perdure.testing.stage import Record, Stage
 
@@ -24,31 +26,34 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Play(Generic[R]):
-    """How a play ended. `questions` are the texts of those that nobody answered; `death` says where a worker died."""
+    """How a play ended.
+
+    `questions` are the texts of those that nobody answered, `commits` say in words what a worker wrote, and `death`
+    where it died.
+    """
 
     status: TaskStatus
     error: Error | None
     questions: tuple[str, ...]
+    commits: tuple[str, ...]
     death: str
-    record: Record
-    value: R | None
+    _effects: tuple[Effect, ...]
+    _value: R | None
 
     @property
     def result(self) -> R:
         """What the agent returned. Raises TaskFailed when it failed, AssertionError when it has not ended."""
         if self.status is TaskStatus.COMPLETED:
-            return cast("R", self.value)
+            return cast("R", self._value)
         if self.status.is_terminal:
             raise failure("of this play", self.status, self.error)
-        asked = "; ".join(self.questions) or "nothing that this world could give"
+        asked = "; ".join(self.questions) or "something that this world does not give"
         raise AssertionError(f"the task has not ended, it is {self.status} and waits for: {asked}")
 
     def calls(self, tool: Tool[..., Any], /) -> list[Mapping[str, Any]]:
         """The arguments of every run of a tool's function or stand-in, in order, by parameter name."""
-        definition = definition_of(tool)
-        if not isinstance(definition, ToolDefinition):
-            raise BadInput(f"{tool!r} is no tool", field="tool")
-        return [effect.arguments for effect in self.record.ledger.effects if effect.fn is definition.fn]
+        fn = tool_of(tool, "tool").fn
+        return [effect.arguments for effect in self._effects if effect.fn is fn]
 
 
 class World:
@@ -66,7 +71,7 @@ class World:
         tools: Mapping[Tool[..., Any], Callable[..., Any]] | None = None,
         answers: Mapping[Tool[..., Any] | str, Answer] | None = None,
     ) -> None:
-        self._stand_ins = {_tool(tool).fn: fn for tool, fn in (tools or {}).items()}
+        self._stand_ins = {tool_of(tool, "tools").fn: fn for tool, fn in (tools or {}).items()}
         self._answers = Answers.of(answers or {})
 
     async def play(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Play[R]:
@@ -75,55 +80,63 @@ class World:
         Raises BadInput when it calls a tool above low risk without a stand-in, AssertionError when the store breaks
         a promise, when a high-risk call runs twice, or when the agent never comes to an end.
         """
-        play = await self._play(_call(agent, args, kwargs), None)
-        _check(play.record.wrong, "played without a crash")
-        return play
+        record = await self._play(_call(agent, args, kwargs), None)
+        _check(record.wrong, "played without a crash")
+        return _play(record, agent, "")
 
     async def crash_everywhere(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[Play[R]]:
-        """Play once without a crash, then once for each commit with a death just before and just after it.
+        """Play once without a crash, then twice for each commit: with a death just before it, and just after it.
 
         Another worker goes on each time. Returns the plays with a death. Raises AssertionError naming the commit when
-        one ended otherwise than the whole one, ran a high-risk call twice, or left something stuck.
+        one ended otherwise than the whole one, ran a high-risk call twice, or left something stuck. The outcome must
+        not depend on time or on random ids.
         """
         call = _call(agent, args, kwargs)
-        whole: Play[R] = await self._play(call, None)
-        _check(whole.record.wrong, "played without a crash")
-        plays = []
-        for number in range(1, len(whole.record.commits) + 1):
+        whole = await self._play(call, None)
+        _check(whole.wrong, "played without a crash")
+        plays: list[Play[R]] = []
+        for number, commit in enumerate(whole.commits, 1):
             for moment in Moment:
-                play: Play[R] = await self._play(call, Death(number, moment))
-                place = f"killed {moment} commit {number} of {len(whole.record.commits)} ({_at(whole, number)})"
-                _check([*play.record.wrong, *_differences(whole, play)], place)
-                plays.append(play)
+                record = await self._play(call, Death(number, moment))
+                death = f"killed {moment} commit {number} of {len(whole.commits)} ({commit})"
+                _check([*record.wrong, *_differences(whole, record)], death)
+                plays.append(_play(record, agent, death))
         return plays
 
-    async def _play(self, call: AgentCall, death: Death | None) -> Play[Any]:
+    async def _play(self, call: AgentCall, death: Death | None) -> Record:
         troupe = Cast(self._stand_ins)
         stage = Stage(call, troupe=troupe, answers=self._answers, death=death)
         try:
             record = await start_thread(stage.run, context=contextvars.copy_context(), name="play")
-        except BaseException:
+        except asyncio.CancelledError:
             stage.loop.turns_left = 0  # Whoever waited has gone; the thread ends at its next turn.
             raise
         if troupe.problems:
             raise troupe.problems[0]
-        value = None
-        if record.status is TaskStatus.COMPLETED:
-            assert record.result is not None
-            value = codec.decode(record.result, annotation=returns(call.definition.fn))
-        died = "" if death is None else f"{death.moment} commit {death.commit}"
-        return Play(record.status, record.error, record.questions, died, record, value)
+        return record
 
 
-def _differences(whole: Play[Any], crashed: Play[Any]) -> list[str]:
+def _play(record: Record, agent: Startable[..., R], death: str) -> Play[R]:
+    value: Any = None
+    if record.status is TaskStatus.COMPLETED:
+        assert record.result is not None
+        value = codec.decode(record.result, annotation=returns(_definition(agent).fn))
+    return Play(
+        record.status, record.error, record.questions, record.commits, death, tuple(record.ledger.effects), value
+    )
+
+
+def _differences(whole: Record, crashed: Record) -> list[str]:
     found = []
-    if crashed.status is not whole.status or crashed.questions != whole.questions:
-        found.append(f"the task ended {_ended(crashed)}, without a crash {_ended(whole)}")
-    elif crashed.record.result != whole.record.result or _error(crashed) != _error(whole):
+    if (crashed.status, crashed.questions) != (whole.status, whole.questions):
+        found.append(f"the task {_ended(crashed)}, without a crash it {_ended(whole)}")
+    elif _outcome(crashed) != _outcome(whole):
         found.append(f"the outcome was {_outcome(crashed)}, without a crash {_outcome(whole)}")
-    ran, wanted = crashed.record.ledger.dangerous_effects(), whole.record.ledger.dangerous_effects()
-    for call in sorted((ran - wanted) | (wanted - ran)):
-        found.append(f"{call} happened {ran[call]} times, without a crash {wanted[call]} times")
+    ran, wanted = crashed.ledger.dangerous_effects(), whole.ledger.dangerous_effects()
+    found += (
+        f"{call} happened {ran[call]} times, without a crash {wanted[call]} times"
+        for call in sorted((ran - wanted) | (wanted - ran))
+    )
     return found
 
 
@@ -132,32 +145,26 @@ def _check(wrong: list[str] | tuple[str, ...], place: str) -> None:
         raise AssertionError(f"{place}: " + "\n".join(wrong))
 
 
-def _ended(play: Play[Any]) -> str:
-    return str(play.status) + (f" and asks {'; '.join(play.questions)}" if play.questions else "")
+def _ended(record: Record) -> str:
+    asked = f" and asks {'; '.join(record.questions)}" if record.questions else ""
+    return f"ended {record.status}{asked}" if record.status.is_terminal else f"is {record.status}{asked}"
 
 
-def _error(play: Play[Any]) -> tuple[str, str] | None:
-    return None if play.error is None else (play.error.type, play.error.message)
+def _outcome(record: Record) -> str:
+    if record.error is not None:
+        return str(record.error)
+    return "nothing" if record.result is None else record.result.decode()
 
 
-def _outcome(play: Play[Any]) -> str:
-    return repr(play.value) if play.error is None else str(play.error)
-
-
-def _at(whole: Play[Any], number: int) -> str:
-    return whole.record.commits[number - 1]
-
-
-def _tool(tool: object) -> ToolDefinition:
-    definition = definition_of(tool)
-    if not isinstance(definition, ToolDefinition):
-        raise BadInput(f"tools: {tool!r} is no tool; decorate it with @perdure.tool", field="tools")
+def _definition(agent: object) -> AgentDefinition:
+    definition = definition_of(agent)
+    if not isinstance(definition, AgentDefinition):
+        raise BadInput(f"{agent!r} is no agent; decorate it with @perdure.agent", field="agent")
     return definition
 
 
-def _call(agent: Startable[P, R], args: Any, kwargs: Any) -> AgentCall:
-    if not isinstance(definition_of(agent), AgentDefinition):
-        raise BadInput(f"{agent!r} is no agent; decorate it with @perdure.agent", field="agent")
+def _call(agent: Startable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
+    _definition(agent)
     call = agent.bind(*args, **kwargs).call
     assert isinstance(call, AgentCall)
     return call

@@ -76,6 +76,11 @@ SET status = {to:question.cancel}, reason = :reason, answered_at = {now}, revisi
 WHERE task = :task AND status IN ({from:question.cancel})
 RETURNING n, id
 
+-- name: cancel_one
+UPDATE questions
+SET status = {to:question.cancel}, reason = :reason, answered_at = {now}, revision = :revision
+WHERE id = :id AND status = {from:question.cancel}
+
 -- name: spend
 UPDATE questions
 SET spent_at = {now}

@@ -1,0 +1,287 @@
+"""Commands that decide: `approve`, `deny`, `answer`, `cancel`, `resume`.
+
+An answer counts once. Who comes second is told what was answered, by whom and when; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from perdure import codec, config, phrases
+from perdure.cli import opening, screen
+from perdure.cli.arguments import accept
+from perdure.cli.opening import opened
+from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
+from perdure.cli.shapes import question_shape, task_shape
+from perdure.client import Client
+from perdure.definitions import returns
+from perdure.errors import BadInput
+from perdure.model.question import Question, QuestionKind
+from perdure.model.task import Task
+from perdure.runtime.doubts import GIVE_UP, HAPPENED, NOT_HAPPENED
+from perdure.states import QuestionStatus, TaskStatus
+from perdure.store import ends, questions, recovery, task_lists, tasks
+from perdure.store.database import Transaction
+from perdure.why import because as reason_of
+from perdure.why import open_questions
+
+_WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
+
+Because = Annotated[str, typer.Option("--because", help="The reason; the agent is told.")]
+Anyway = Annotated[
+    bool, typer.Option("--anyway", help="Run it although its old worker is not proven gone. It is on record.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(approve)
+    app.command()(deny)
+    app.command()(answer)
+    app.command()(cancel)
+    app.command()(resume)
+
+
+def approve(
+    question: QuestionId,
+    *,
+    by: By = "",
+    anyway: Anyway = False,
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Say yes to a question.
+
+    The call it is about may run then, or the task go on.
+    """
+    with opened(db, app) as client:
+        question_id = client.store.read(questions.find, question)
+        _settle(client, question_id, questions.approve, {"by": who(by), "anyway": anyway}, as_json=as_json)
+
+
+def deny(
+    question: QuestionId,
+    *,
+    because: Because,
+    by: By = "",
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Say no to a question, and why."""
+    with opened(db, app) as client:
+        question_id = client.store.read(questions.find, question)
+        _settle(client, question_id, questions.deny, {"by": who(by), "reason": because}, as_json=as_json)
+
+
+def answer(
+    question: QuestionId,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The answer to an agent's question.")] = None,
+    *,
+    happened: Annotated[bool, typer.Option("--happened", help="The call in doubt took place.")] = False,
+    result: Annotated[str | None, typer.Option("--result", metavar="JSON", help="What it returned.")] = None,
+    not_happened: Annotated[bool, typer.Option("--not-happened", help="It did not; run it.")] = False,
+    anyway: Anyway = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Nobody can find out.")] = False,
+    because: Because = "",
+    by: By = "",
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Answer an agent's question, or say what a call did.
+
+    VALUE answers what an agent asked. A call in doubt wants --happened (with --result), --not-happened or --give-up.
+    """
+    verdicts = ((HAPPENED, happened), (NOT_HAPPENED, not_happened), (GIVE_UP, give_up))
+    chosen = [kind for kind, is_chosen in verdicts if is_chosen]
+    if len(chosen) > 1:
+        raise BadInput("give one of --happened, --not-happened and --give-up", field="answer")
+    if result is not None and not happened:
+        raise BadInput("--result goes with --happened", field="result")
+    if anyway and not not_happened:
+        raise BadInput("--anyway goes with --not-happened", field="anyway")
+    with opened(db, app) as client:
+        row, evidence = client.store.read(_one, question)
+        if row.kind is QuestionKind.STEP_IN_DOUBT:
+            if not chosen or value is not None:
+                choice = "--happened, --not-happened or --give-up"
+                raise BadInput(f"{row.id} asks what became of a call: give {choice}", field="answer")
+            said: Any = {"verdict": chosen[0], "result": _result(result, evidence, app)}
+        else:
+            if chosen or value is None:
+                asks = "wants a VALUE" if row.kind is QuestionKind.ASK else "wants approve or deny"
+                raise BadInput(f"{row.id} is a question of kind {row.kind}: it {asks}", field="answer")
+            said = _value(row, value, evidence)
+        arguments = {"by": who(by), "value": codec.pack(codec.encode(said)), "reason": because, "anyway": anyway}
+        _settle(client, row.id, questions.answer, arguments, as_json=as_json)
+
+
+def cancel(
+    task: TaskId,
+    *,
+    because: Because = "",
+    by: By = "",
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """End a task and everything below it."""
+    with opened(db, app) as client:
+        task_id = client.store.read(task_lists.find, task)
+        is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
+        row, reason = client.store.read(_with_reason, task_id)
+    if as_json:
+        screen.put_json({**task_shape(row, reason), "changed": is_done})
+    elif is_done:
+        screen.put(f"cancelled {row.agent} {row.id}")
+    else:
+        screen.put(f"{row.agent} {row.id} has ended already: {reason}; nothing changed")
+    if not is_done:
+        raise typer.Exit(1)
+
+
+def resume(
+    task: TaskId,
+    *,
+    by: By = "",
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Let an interrupted task go on, or say why it does not.
+
+    Says yes to its open question, or decides at once where no worker has decided yet.
+    """
+    with opened(db, app) as client:
+        task_id = client.store.read(task_lists.find, task)
+        settings = client.store.settings
+        said = client.store.call(
+            _resume,
+            task_id,
+            by=who(by),
+            recovery_limit=settings.recovery_limit,
+            question_expiry_ms=int(settings.question_expiry_s * 1000),
+        )
+        row, reason = client.store.read(_with_reason, task_id)
+    goes_on = row.status is TaskStatus.PENDING and bool(said)
+    if as_json:
+        screen.put_json({**task_shape(row, reason), "changed": bool(said), "said": said})
+    else:
+        joint = " " if row.status.is_terminal else " because "
+        screen.put(f"{said or 'nothing changed'}: {row.agent} {row.id} is {row.status}{joint}{reason}")
+    if not goes_on:
+        raise typer.Exit(1)
+
+
+# -- settling -------------------------------------------------------------------------------
+
+
+def _settle(client: Client, question_id: str, operation: Any, arguments: dict[str, Any], *, as_json: bool) -> None:
+    row, evidence, is_ours, now = client.store.call(_settled, question_id, operation, arguments)
+    if as_json:
+        screen.put_json({**question_shape(row, evidence), "changed": is_ours})
+    elif is_ours:
+        screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
+    else:
+        screen.put(f"{row.id} {_already(row, now)}; nothing changed")
+    if not is_ours:
+        raise typer.Exit(1)
+
+
+def _settled(
+    tx: Transaction, question_id: str, operation: Any, arguments: dict[str, Any]
+) -> tuple[Question, Any, bool, int]:
+    """The question after the answer, what it rests on, and whether this call changed anything."""
+    before = questions.get(tx, question_id)
+    after = operation(tx, question_id, **arguments)
+    # Somebody else may have answered between the two reads: then the answer bears another time or name.
+    is_ours = before.status is QuestionStatus.OPEN and after.answered_at == tx.now
+    is_ours = is_ours and after.answered_by == arguments["by"]
+    return after, questions.evidence(tx, after), is_ours or after.anyway != before.anyway, tx.now
+
+
+def _answered(row: Question) -> str:
+    return "answered" if row.status is QuestionStatus.ANSWERED else str(row.status)
+
+
+def _already(row: Question, now: int) -> str:
+    when = "" if row.answered_at is None else f" {phrases.duration(now - row.answered_at)} ago"
+    match row.status:
+        case QuestionStatus.EXPIRED:
+            return f"expired{when}: nobody had answered in time"
+        case QuestionStatus.CANCELLED:
+            return f"was cancelled{when}: {row.reason or 'its task ended first'}"
+        case _:
+            by = f" by {row.answered_by}" if row.answered_by else ""
+            return f"was already {_answered(row)}{by}{when}"
+
+
+def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:
+    row = questions.get(tx, questions.find(tx, ending))
+    return row, questions.evidence(tx, row)
+
+
+def _with_reason(tx: Transaction, task_id: str) -> tuple[Task, str]:
+    task = tasks.get(tx, task_id)
+    return task, reason_of(tx, task)
+
+
+def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, question_expiry_ms: int) -> str:
+    """What was done for an interrupted task, or "" when nothing was to be done."""
+    task = tasks.get(tx, task_id)
+    for question in open_questions(tx, task):
+        if question.kind is QuestionKind.RESUME:
+            questions.approve(tx, question.id, by=by)
+            return f"approved {question.id}"
+    done = recovery.act(tx, task_id, recovery_limit=recovery_limit, question_expiry_ms=question_expiry_ms)
+    return "" if done is None else f"decided {done.decision.verdict} (rule {done.decision.rule})"
+
+
+# -- what is said ---------------------------------------------------------------------------
+
+
+def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
+    """The result of a call that happened, checked against what its tool returns where the app is known."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"--result {text!r} is no JSON: {error}", field="result") from None
+    name = config.app_name(app_name)
+    tool_name = evidence.get("tool") if isinstance(evidence, dict) else None
+    if name is None or not isinstance(tool_name, str):
+        return value
+    opening.load(name)
+    tool = opening.find_tool(tool_name)
+    return value if tool is None else accept([value], returns(tool.fn), what=f"--result of {tool_name}", text=text)
+
+
+def _value(row: Question, text: str, evidence: Any) -> Any:
+    """The answer to an agent's own question, as the type it asked for."""
+    wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
+    try:
+        parsed: Any = json.loads(text)
+    except ValueError:
+        parsed = text
+    match wants:
+        case "str":
+            return text
+        case "bool":
+            if text.strip().lower() in _WORDS:
+                return _WORDS[text.strip().lower()]
+        case "int":
+            if isinstance(parsed, int) and not isinstance(parsed, bool):
+                return parsed
+        case "float":
+            if isinstance(parsed, int | float) and not isinstance(parsed, bool):
+                return float(parsed)
+        case _:
+            return parsed
+    hint = "say yes or no" if wants == "bool" else "give a number"
+    raise BadInput(f"{row.id} wants a {wants}, not {text!r}: {hint}", field="answer")

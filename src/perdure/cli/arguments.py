@@ -1,0 +1,68 @@
+"""Words of a command line as the arguments of an agent.
+
+A word is read as JSON where it is JSON, else as text, and made what the agent's annotation wants; `name=value` names
+a parameter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+from perdure import codec
+from perdure.codec.fitting import conform, fits
+from perdure.definitions import AgentDefinition, hints
+from perdure.errors import BadInput
+
+
+def read_arguments(agent: AgentDefinition, words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments for an agent. Raises BadInput for a word that its parameter cannot take."""
+    parameters = list(signature(agent.fn).parameters.values())
+    placed = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    by_position = [one for one in parameters if one.kind in placed]
+    rest = next((one for one in parameters if one.kind is Parameter.VAR_POSITIONAL), None)
+    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
+    nameable = {one.name for one in parameters if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
+    wanted = hints(agent.fn)
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if equals and (name in nameable or (takes_any and name.isidentifier())):
+            named[name] = _read(text, wanted.get(name, codec.ANY), f"argument {name}")
+            continue
+        parameter = by_position[len(given)] if len(given) < len(by_position) else rest
+        if parameter is None:
+            most = f"{agent.name} takes {len(by_position)} arguments"
+            raise BadInput(f"{most}; {word!r} is one too many", field="arguments")
+        given.append(_read(word, wanted.get(parameter.name, codec.ANY), f"argument {parameter.name}"))
+    return given, named
+
+
+def accept(candidates: Sequence[Any], annotation: Any, *, what: str, text: str) -> Any:
+    """The first candidate that is, or can be made, what the annotation wants. Raises BadInput when none can."""
+    for value in candidates:
+        made = conform(value, annotation, opened=partial(_same, value))
+        if fits(made, annotation):
+            return made
+    name = getattr(annotation, "__name__", None) or str(annotation)
+    raise BadInput(f"{what} must be {name}; {text!r} is not", field="arguments")
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _read(text: str, annotation: Any, what: str) -> Any:
+    try:
+        candidates = [json.loads(text, parse_constant=_no_number), text]
+    except ValueError:
+        candidates = [text]
+    return accept(candidates, annotation, what=what, text=text)
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")

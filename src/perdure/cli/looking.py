@@ -1,0 +1,249 @@
+"""Commands that look: `ps`, `why`, `questions`, `effects`. They change nothing. `show` is in showing.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from perdure import phrases
+from perdure.cli import screen, showing
+from perdure.cli.moments import parse_since
+from perdure.cli.opening import opened
+from perdure.cli.options import AppName, Db, Json, Limit, TaskId
+from perdure.cli.shapes import question_shape, step_shape, task_shape
+from perdure.model.question import Question, QuestionKind
+from perdure.model.task import Task, tail
+from perdure.states import TaskStatus
+from perdure.store import questions, steps, task_lists, tasks
+from perdure.store.database import Transaction
+from perdure.why import because, explain, open_questions
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(ps)
+    app.command()(showing.show)
+    app.command()(why)
+    app.command(name="questions")(questions_)
+    app.command()(effects)
+
+
+def ps(
+    *,
+    open_only: Annotated[bool, typer.Option("--open/--all", help="Only tasks that have not ended, or all.")] = True,
+    status: Annotated[str | None, typer.Option("--status", help="Only tasks of this status.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Only tasks of this agent.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Only tasks of this session.")] = None,
+    limit: Limit = 100,
+    after: Annotated[str | None, typer.Option("--after", help="Go on where an earlier page ended.")] = None,
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """List open tasks, each with why it has not ended.
+
+    Newest first; --all lists those that have ended too.
+    """
+    cursor = None if after is None else task_lists.Cursor.parse(after)
+    with opened(db, app) as client:
+        rows, now = client.store.read(
+            _listed,
+            session_id=session,
+            status=status,
+            open_only=open_only and status is None,
+            agent=agent,
+            after=cursor,
+            limit=limit,
+        )
+    following = str(task_lists.Cursor(rows[-1][0].created_at, rows[-1][0].id)) if len(rows) == limit else None
+    if as_json:
+        screen.put_json({"tasks": [task_shape(task, reason) for task, reason in rows], "after": following})
+        return
+    ids = [task.id for task, _ in rows]
+    screen.put_rows(
+        [
+            (
+                task.agent,
+                tail(task.id, ids),
+                status_word(task),
+                phrases.duration(now - task.created_at),
+                reason if task.status.is_terminal else f"because {reason}",
+            )
+            for task, reason in rows
+        ],
+        styled=2,
+    )
+    if not rows:
+        screen.note("no open tasks" if open_only else "no tasks")
+    if following is not None:
+        screen.note(f"there may be more: --after {following}")
+
+
+def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = False) -> None:
+    """Tell why a task stands where it stands.
+
+    Cause, evidence, rule, what was tried, and the commands that move it on.
+    """
+    with opened(db, app) as client:
+        task_id = client.store.read(task_lists.find, task)
+        limit = client.store.settings.recovery_limit
+        page = client.store.read(explain, task_id, recovery_limit=limit, flags=client.flags)
+        if as_json:
+            row, reason = client.store.read(_with_reason, task_id)
+            screen.put_json({**task_shape(row, reason), "why": page})
+        else:
+            screen.put(page)
+
+
+def questions_(
+    *,
+    to: Annotated[str | None, typer.Option("--to", help="Only questions to this person or group.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Only questions of this session.")] = None,
+    limit: Limit = 100,
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """List open questions, oldest first."""
+    with opened(db, app) as client:
+        asked, now = client.store.read(_asked, to=to, session_id=session, limit=limit)
+    if as_json:
+        screen.put_json({"questions": [question_shape(one, evidence) for one, evidence in asked]})
+        return
+    ids = [one.task_id for one, _ in asked]
+    screen.put_rows(
+        [
+            (
+                one.id,
+                one.kind,
+                about(one, evidence),
+                f"{one.agent} {tail(one.task_id, ids)}",
+                phrases.duration(now - one.created_at),
+                _details(one, evidence, now) + (f"  (to {one.to})" if one.to and to is None else ""),
+            )
+            for one, evidence in asked
+        ]
+    )
+    if not asked:
+        screen.note("no open questions")
+
+
+def effects(
+    *,
+    since: Annotated[str, typer.Option("--since", help="Such as 02:00, 2026-03-04, 15m, 2h or 7d.")] = "",
+    in_doubt: Annotated[bool, typer.Option("--in-doubt", help="Only calls nobody knows the outcome of.")] = False,
+    limit: Limit = 100,
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """List calls that may have changed the world.
+
+    Oldest first, each with its outcome and where it ran. Calls of low risk are left out.
+    """
+    with opened(db, app) as client:
+        since_ms = parse_since(since, now_ms=client.store.clock.now_ms()) if since else 0
+        found, now = client.store.read(_effects, since_ms=since_ms, in_doubt=in_doubt, limit=limit)
+    if as_json:
+        shapes = [
+            {**step_shape(one.effect.step, one.effect.arguments), "agent": one.effect.agent, "is": one.outcome}
+            for one in found
+        ]
+        screen.put_json({"effects": shapes})
+        return
+    ids = [one.effect.step.task_id for one in found]
+    screen.put_rows(
+        [
+            (
+                phrases.moment(one.effect.step.timestamp, now),
+                one.effect.step.risk or "",
+                phrases.call(one.effect.step.name, one.effect.arguments),
+                one.outcome,
+                f"{one.effect.agent} {tail(one.effect.step.task_id, ids)}",
+                f"attempt {one.effect.step.attempt}{one.where}",
+            )
+            for one in found
+        ],
+        styled=3,
+    )
+    if not found:
+        screen.note("no calls in doubt" if in_doubt else "no calls that may have changed the world")
+
+
+def status_word(task: Task) -> str:
+    """A status as people read it."""
+    return "paused" if task.status in (TaskStatus.IDLE, TaskStatus.SWAPPED) else task.status.replace("_", " ")
+
+
+def about(question: Question, evidence: Any) -> str:
+    """What a question is about: the call as one would write it, else its text."""
+    if question.kind in (QuestionKind.CALL, QuestionKind.STEP_IN_DOUBT) and isinstance(evidence, Mapping):
+        return phrases.call(str(evidence.get("tool", "")), evidence.get("arguments"))
+    return phrases.one_line(question.text)
+
+
+# -- reading --------------------------------------------------------------------------------
+
+
+def _listed(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Task, str]], int]:
+    found = task_lists.recent(tx, **filters)
+    ids = [task.id for task in found]
+    return [(task, because(tx, task, ids=ids)) for task in found], tx.now
+
+
+def _with_reason(tx: Transaction, task_id: str) -> tuple[Task, str]:
+    task = tasks.get(tx, task_id)
+    return task, because(tx, task)
+
+
+def _asked(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Question, Any]], int]:
+    return [(one, questions.evidence(tx, one)) for one in questions.open_list(tx, **filters)], tx.now
+
+
+def _details(question: Question, evidence: Any, now: int) -> str:
+    parts = []
+    if isinstance(evidence, Mapping):
+        if isinstance(evidence.get("started_at"), int):
+            parts.append(f"began {phrases.moment(evidence['started_at'], now)}")
+        for name in ("cause", "why"):
+            if evidence.get(name):
+                parts.append(phrases.one_line(str(evidence[name])))
+        if evidence.get("reconcile"):
+            parts.append(f"reconcile: {phrases.one_line(str(evidence['reconcile']))}")
+        if question.kind is QuestionKind.ASK and evidence.get("wants") not in (None, "any"):
+            parts.append(f"wants {evidence['wants']}")
+    if question.expires_at is not None:
+        parts.append(f"expires in {phrases.duration(question.expires_at - now)}")
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A call, what is known of its outcome, and where it ran."""
+
+    effect: steps.Effect
+    outcome: str
+    where: str
+
+
+def _effects(tx: Transaction, *, since_ms: int, in_doubt: bool, limit: int) -> tuple[Sequence[_Seen], int]:
+    seen = []
+    for effect in steps.effects(tx, since_ms=since_ms, in_doubt=in_doubt, limit=limit):
+        step = effect.step
+        owner = steps.owner(tx, step.task_id, step.attempt)
+        where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
+        outcome = step.outcome or ("running" if _is_running(tx, effect) else "in doubt")
+        if not (in_doubt and outcome == "running"):
+            seen.append(_Seen(effect, outcome, where))
+    return seen, tx.now
+
+
+def _is_running(tx: Transaction, effect: steps.Effect) -> bool:
+    """Whether a live attempt is inside the call now: it has no outcome yet, and nobody is asked about it."""
+    task = tasks.get(tx, effect.step.task_id)
+    if task.execution_id is None or task.attempt != effect.step.attempt:
+        return False
+    return all(one.step_key != effect.step.key for one in open_questions(tx, task))

@@ -1,0 +1,107 @@
+"""The `perdure` command: puts the groups together, and turns errors into one line and an exit code.
+
+0 yes    1 no (failed, diverged, someone is waited for)    2 usage    3 not found    4 store unreachable
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from perdure import phrases
+from perdure.cli import answering, checking, demonstrating, importing, looking, running
+from perdure.errors import BadInput, NotFound, PerdureError, StoreError
+
+OK: Final = 0
+NO: Final = 1
+USAGE: Final = 2
+NOT_FOUND: Final = 3
+UNREACHABLE: Final = 4
+
+
+class Commands(TyperGroup):
+    """The group of all commands. An error of perdure's own never shows a traceback; a bug does."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002  # Typer's own signature.
+        windows_expand_args: bool = True,  # noqa: FBT001, FBT002
+        **extra: Any,
+    ) -> Any:
+        """Run one command line; exits with its code, or returns it."""
+        code = self._run(args, prog_name, complete_var, windows_expand_args=windows_expand_args, **extra)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        try:
+            code = super().main(args, prog_name or "perdure", complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output has seen enough, as in `perdure ps | head`. Python must not try to flush it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NO
+        except TyperException as error:
+            return _complain(f"{error.format_message()} (--help tells more)", USAGE)
+        except typer.Abort:
+            return _complain("stopped", NO)
+        except PerdureError as error:
+            return _complain(str(error), exit_code(error))
+        return code if isinstance(code, int) else OK
+
+
+app = typer.Typer(
+    name="perdure",
+    cls=Commands,
+    help="Durable state and recovery for multi-agent systems.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # Help is plain text: no boxes, in a terminal as in a pipe.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+
+@app.callback()
+def perdure() -> None:
+    """Durable state and recovery for multi-agent systems.
+
+    Exit codes: 0 yes, 1 no (failed, or someone is waited for), 2 usage, 3 not found, 4 store unreachable.
+    """
+
+
+for group in (running, looking, answering, importing, checking, demonstrating):
+    group.add_to(app)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    code = typer.main.get_command(app).main(args, prog_name="perdure", standalone_mode=False)
+    return code if isinstance(code, int) else OK
+
+
+def exit_code(error: PerdureError) -> int:
+    """The exit code that tells a script what kind of error it was."""
+    match error:
+        case StoreError():
+            return UNREACHABLE
+        case NotFound():
+            return NOT_FOUND
+        case BadInput():
+            return USAGE
+        case _:
+            return NO
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"perdure: {phrases.safe(phrases.one_line(text, limit=4000))}\n")
+    return code

@@ -1,0 +1,174 @@
+"""Finds what a command works on: the app by its name, the database by flag, app, environment or pyproject.toml."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from perdure import config
+from perdure.client import App, Client
+from perdure.definitions import AgentDefinition, ToolDefinition, definition_of
+from perdure.errors import BadInput, StoreError
+from perdure.store import sqlite_path
+
+
+@contextmanager
+def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
+    """A client on the database that the command means, for commands that look or answer.
+
+    Raises StoreError when it is not there: looking must not make an empty one.
+    """
+    url = _url(db, app_name)
+    path = sqlite_path(url)
+    if path is not None and not path.exists():
+        raise StoreError(f"there is no database at {path}; name one with --db, or the app with --app MODULE:APP")
+    with made(url) as client:
+        yield client
+
+
+@contextmanager
+def made(db: str | None, app_name: str | None = None) -> Iterator[Client]:
+    """The same for commands that may make the database."""
+    client = Client(_url(db, app_name))
+    with client.store:
+        yield client
+
+
+def load_app(name: str | None, db: str | None) -> App:
+    """The app that is named by flag, environment or pyproject.toml. Raises BadInput when none is, or it is no app."""
+    name = config.app_name(name)
+    if name is None:
+        raise BadInput("name the app: --app MODULE:APP, $PERDURE_APP, or app in [tool.perdure]", field="app")
+    found = load(name)
+    app = _as_app(found)
+    if app is None:
+        raise BadInput(f"{name} is {_kind(found)}, not a perdure.App", field="app")
+    return _at(app, db)
+
+
+def load_agent(target: str, app_name: str | None, db: str | None) -> tuple[App, AgentDefinition]:
+    """An agent and the app that runs it, from MODULE:AGENT, MODULE:APP with one agent, or a name in the known app."""
+    if ":" not in target:
+        known = load_app(app_name, db)
+        return known, _agent_of(known, target, app_name or target)
+    found = load(target)
+    itself = _as_app(found)
+    if itself is not None:
+        return _at(itself, db), _only_agent(itself, target)
+    agent = definition_of(found)
+    if not isinstance(agent, AgentDefinition):
+        raise BadInput(f"{target} is {_kind(found)}, not an agent; decorate it with @perdure.agent", field="agent")
+    app = load_app(app_name, db) if app_name is not None else _app_beside(target, agent, found, db)
+    return app, _agent_of(app, agent.name, app_name or target)
+
+
+def load(name: str) -> Any:
+    """The object that MODULE:ATTRIBUTE names; the present folder is looked in first. Raises BadInput."""
+    module_name, (_, colon, path) = _module_name(name), name.partition(":")
+    if not (colon and module_name and path):
+        raise BadInput(f"{name!r} is no MODULE:NAME, such as app:app", field="app")
+    found: Any = _import(module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise BadInput(f"{module_name} has no {path}", field="app")
+        found = getattr(found, part)
+    return found
+
+
+def find_tool(name: str) -> ToolDefinition | None:
+    """The tool of this name in any module that is loaded, or None."""
+    for module in list(sys.modules.values()):
+        # Functions only: asking anything else for an attribute may run its code.
+        for value in list(getattr(module, "__dict__", {}).values()):
+            definition = definition_of(value) if inspect.isfunction(value) else None
+            if isinstance(definition, ToolDefinition) and definition.name == name:
+                return definition
+    return None
+
+
+def _url(db: str | None, app_name: str | None) -> str:
+    """Where the database lies. The app is imported for it only where nothing else names the database."""
+    if db is not None:
+        return db
+    if app_name is None and (named := config.named_database()) is not None:
+        return named
+    if config.app_name(app_name) is not None:
+        return load_app(app_name, None).url
+    return config.database_url()
+
+
+def _module_name(target: str) -> str:
+    return target.partition(":")[0].removesuffix(".py").replace("/", ".")
+
+
+def _import(name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise BadInput(f"there is no module {name} in {here} or on Python's path", field="app") from None
+        raise BadInput(f"{name} cannot be imported: {error}{_place(error)}", field="app") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{name} cannot be imported: {said}{_place(error)}", field="app") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where in the user's own code an import failed."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if "importlib" not in one.filename]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+
+
+def _app_beside(target: str, agent: AgentDefinition, found: Any, db: str | None) -> App:
+    """The app in the agent's module that has it; where there is none, an app of all agents there."""
+    module = sys.modules[_module_name(target)]
+    values = list(vars(module).values())
+    apps = {id(app): app for one in values if (app := _as_app(one)) is not None and agent in app.agents.values()}
+    if len(apps) > 1:
+        raise BadInput(f"several apps in {module.__name__} have {agent.name}; name one with --app", field="app")
+    if apps:
+        return _at(next(iter(apps.values())), db)
+    functions: list[Any] = [one for one in values if inspect.isfunction(one)]
+    return App(db, agents=[one for one in functions if isinstance(definition_of(one), AgentDefinition)] or [found])
+
+
+def _agent_of(app: App, name: str, where: str) -> AgentDefinition:
+    """The newest version of an agent."""
+    found = [one for (known, _), one in app.agents.items() if known == name]
+    if not found:
+        names = ", ".join(sorted({known for known, _ in app.agents}))
+        raise BadInput(f"the app of {where} has no agent {name}; it has {names}", field="agent")
+    return max(found, key=lambda one: one.version)
+
+
+def _only_agent(app: App, target: str) -> AgentDefinition:
+    names = sorted({known for known, _ in app.agents})
+    if len(names) != 1:
+        each = ", ".join(f"{target.partition(':')[0]}:{name}" for name in names)
+        raise BadInput(f"{target} has several agents; name one: {each}", field="agent")
+    return _agent_of(app, names[0], target)
+
+
+def _at(app: App, db: str | None) -> App:
+    if db is not None:
+        app.use(db)
+    return app
+
+
+def _as_app(found: object) -> App | None:
+    # The blocking App of perdure.sync drives one of these, which is the one to run here.
+    twin = found if isinstance(found, App) else vars(found).get("_twin") if hasattr(found, "__dict__") else None
+    return twin if isinstance(twin, App) else None
+
+
+def _kind(value: object) -> str:
+    return "a tool" if isinstance(definition_of(value), ToolDefinition) else f"of type {type(value).__name__}"

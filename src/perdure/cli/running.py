@@ -1,0 +1,228 @@
+"""Commands that run tasks: `run` for one, `worker` for whatever is due."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Final
+
+import typer
+
+from perdure import config, phrases
+from perdure.cli import screen
+from perdure.cli.arguments import read_arguments
+from perdure.cli.opening import load_agent, load_app
+from perdure.cli.options import AppName, Db, Json
+from perdure.cli.shapes import plain_body, question_shape, task_shape
+from perdure.client import App
+from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
+from perdure.errors import BadInput
+from perdure.model.question import Question
+from perdure.model.task import Lane, Outcome, Task, tail
+from perdure.news import News
+from perdure.runtime.blocks import beside
+from perdure.runtime.durable import new_task
+from perdure.runtime.worker import Worker
+from perdure.states import TaskStatus
+from perdure.store import admission, questions, task_lists, tasks
+from perdure.store.admission import NewTask
+from perdure.store.database import Transaction
+from perdure.why import because, people_asked
+
+_STILL_S: Final = 10.0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(run)
+    app.command()(worker)
+
+
+def run(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="MODULE:AGENT, or an agent's name in the app.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="JSON or text; NAME=VALUE names a parameter.")
+    ] = None,
+    *,
+    key: Annotated[str | None, typer.Option("--key", help="The same key is the same task.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Start another one, though an equal one is open.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait so long.")] = None,
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Run an agent as a task, here, and print its result.
+
+    The same line again joins the newest open task of this agent with these arguments, or resumes it after a crash.
+    Exit code 1 when the task failed or only a person is waited for; what to answer is printed then.
+    """
+    if key is not None and new:
+        raise BadInput("--key names one task, and --new wants another: give one of them", field="key")
+    ours, definition = load_agent(agent, app, db)
+    positional, named = read_arguments(definition, words or [])
+    wanted = _wanted(definition, positional, named, key)
+    raise typer.Exit(asyncio.run(_run(ours, wanted, is_new=new, timeout_s=timeout, as_json=as_json)))
+
+
+def worker(
+    app: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="The app; else as configured.")] = None,
+    *,
+    permits: Annotated[int | None, typer.Option("--permits", min=1, help="Tasks that run at once.")] = None,
+    db: Db = None,
+    app_name: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Run whatever is due for an app's agents, until stopped.
+
+    The first signal hands back what runs, the second leaves at once. A worker that hangs past its lease may be ended
+    by another one on this host.
+    """
+    if app is not None and app_name is not None:
+        raise BadInput("the app is named twice: by its argument and by --app", field="app")
+    ours = load_app(app or app_name, db)
+    if permits is not None:
+        ours.use(settings={"permits": permits, "main_permits": min(config.settings().main_permits, permits - 1)})
+    raise typer.Exit(asyncio.run(_work(ours, as_json=as_json)))
+
+
+# -- one task -------------------------------------------------------------------------------
+
+
+def _wanted(definition: AgentDefinition, args: list[Any], kwargs: dict[str, Any], key: str | None) -> NewTask:
+    call = AgentCall(definition, AgentOptions(key=key), tuple(args), kwargs)
+    return new_task(call, key=key, lane=Lane.MAIN)
+
+
+async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | None, as_json: bool) -> int:
+    async with app:
+        task, is_known = await app.perform(_admit_or_join, wanted, is_new=is_new)
+        if task.status.is_terminal:
+            return await _finish(app, task.id, (), as_json=as_json)
+        if is_known:
+            age = phrases.duration(app.store.clock.now_ms() - task.created_at)
+            screen.note(f"joins {task.agent} {tail(task.id)}, admitted {age} ago")
+        news = News(flags=app.flags)
+        stopped = asyncio.Event()
+        async with app.worker(on_event=news.hear) as worker, beside(news.run()), _signals(stopped.set) as caught:
+            if (task.agent, task.version) in app.agents:
+                await worker.adopt(task.id)
+            asked = await _until_ended(app, task.id, stopped=stopped, timeout_s=timeout_s)
+        for question in asked:
+            news.ask(question)
+        news.tell()
+        code = await _finish(app, task.id, asked, as_json=as_json)
+        return 128 + caught[0] if caught and code != 0 else code
+
+
+def _admit_or_join(tx: Transaction, wanted: NewTask, *, is_new: bool) -> tuple[Task, bool]:
+    """The task of this key, else the newest open one of the same work, else a new one; whether it was there before."""
+    if wanted.key is None and not is_new:
+        known = task_lists.newest_open_like(tx, agent=wanted.agent, work_digest=wanted.work_digest)
+        if known is not None:
+            return known, True
+    admitted = admission.admit(tx, [wanted])
+    return admitted.tasks[0], admitted.existing
+
+
+async def _until_ended(
+    app: App, task_id: str, *, stopped: asyncio.Event, timeout_s: float | None
+) -> tuple[Question, ...]:
+    """Wait until the task has ended, only people are waited for (they are returned), time is over, or a signal came."""
+    loop = asyncio.get_running_loop()
+    ends_at = None if timeout_s is None else loop.time() + timeout_s
+    said, says_next = "", loop.time() + _STILL_S
+    async for seen in app.watch(lambda: app.read(_look, task_id)):
+        outcome, asked, reason = seen
+        if outcome is not None or stopped.is_set() or asked:
+            return asked
+        if ends_at is not None and loop.time() >= ends_at:
+            screen.note(f"not done after {phrases.duration((timeout_s or 0) * 1000)}: {reason}")
+            return ()
+        if loop.time() >= says_next:
+            says_next = loop.time() + _STILL_S
+            if reason != said:
+                said = reason
+                screen.note(f"still open because {reason}")
+    raise AssertionError("the watch ends with an outcome")
+
+
+def _look(tx: Transaction, task_id: str) -> tuple[Outcome | None, tuple[Question, ...], str]:
+    outcome = task_lists.outcome(tx, task_id)
+    if outcome is not None:
+        return outcome, (), ""
+    return None, people_asked(tx, task_id), because(tx, tasks.get(tx, task_id))
+
+
+async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_json: bool) -> int:
+    """Print what became of the task; the exit code."""
+    task, outcome, reason, evidence = await app.read(_state, task_id, asked)
+    result = None if outcome is None else plain_body(outcome.result)
+    if as_json:
+        error = None if outcome is None or outcome.error is None else str(outcome.error)
+        open_ones = [question_shape(one, said) for one, said in zip(asked, evidence, strict=True)]
+        screen.put_json({**task_shape(task, reason), "result": result, "error": error, "questions": open_ones})
+    elif outcome is None:
+        screen.note(f"{task.agent} {tail(task.id)} is {task.status}: the same line goes on with it")
+    elif outcome.status is TaskStatus.COMPLETED:
+        screen.put_result(result)
+    else:
+        screen.note(f"{outcome.status.replace('_', ' ')}: {outcome.error}")
+        screen.note(f"perdure why {task.id}{app.flags}")
+    return 0 if outcome is not None and outcome.status is TaskStatus.COMPLETED else 1
+
+
+def _state(
+    tx: Transaction, task_id: str, asked: tuple[Question, ...]
+) -> tuple[Task, Outcome | None, str, list[object]]:
+    task = tasks.get(tx, task_id)
+    evidence = [questions.evidence(tx, one) for one in asked]
+    return task, task_lists.outcome(tx, task_id), because(tx, task), evidence
+
+
+# -- a worker -------------------------------------------------------------------------------
+
+
+async def _work(app: App, *, as_json: bool) -> int:
+    async with app:
+        news = News(flags=app.flags, counts_only=True, say=screen.note)
+        stopped = asyncio.Event()
+        ended: Worker | None = None
+        began = 0.0
+        loop = asyncio.get_running_loop()
+        async with beside(news.run()):
+            async with app.worker(killable=True, on_event=news.hear) as worker, _signals(stopped.set):
+                names = ", ".join(sorted({name for name, _ in app.agents}))
+                screen.note(f"{worker.instance_id} works for {names} on {app.store.database.url}")
+                await stopped.wait()
+                began, ended = loop.time(), worker
+                screen.note("stopping: a second signal leaves at once")
+                worker.stop()
+            handed_back, interrupted = ended.stopped.handed_back, ended.stopped.interrupted
+        took_s = loop.time() - began
+        if as_json:
+            said = {"handed_back": handed_back, "interrupted": interrupted, "seconds": round(took_s, 3)}
+            screen.put_json({"instance": ended.instance_id, **said})
+        else:
+            took = phrases.duration(took_s * 1000)
+            screen.put(f"{handed_back:,} handed back between two steps, {interrupted:,} interrupted ({took})")
+        return 0
+
+
+@asynccontextmanager
+async def _signals(stop: Callable[[], None]) -> AsyncIterator[list[int]]:
+    """Call `stop` on the first SIGINT or SIGTERM, and leave at once on the second. Yields the signals that came."""
+    loop = asyncio.get_running_loop()
+    caught: list[int] = []
+
+    def take(number: int) -> None:
+        if caught:
+            os._exit(128 + number)
+        caught.append(number)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, take, number)
+    yield caught

@@ -1,0 +1,164 @@
+"""`perdure show`: a task from its header to its last record, or its conversation up to any step."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from perdure import phrases
+from perdure.cli import screen
+from perdure.cli.opening import opened
+from perdure.cli.options import AppName, Db, Json, TaskId
+from perdure.cli.shapes import attempt_shape, message_shape, plain, plain_body, step_shape, task_shape
+from perdure.errors import Error
+from perdure.model.message import Message
+from perdure.model.step import Step
+from perdure.model.task import Attempt, Outcome, Task
+from perdure.runtime.replay import Inspection, Record, inspect
+from perdure.store import task_lists, tasks
+from perdure.store.database import Transaction
+from perdure.why import because
+
+
+def show(
+    task: TaskId,
+    *,
+    messages: Annotated[bool, typer.Option("--messages", help="Print the conversation too.")] = False,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Everything as it was at this record.")] = None,
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Show one task: attempts, records, usage, messages.
+
+    --step shows the conversation and the records as they were at that record.
+    """
+    with opened(db, app) as client:
+        task_id = client.store.read(task_lists.find, task)
+        page = client.store.read(_read, task_id, at_step=step)
+    if as_json:
+        screen.put_json(_as_json(page))
+        return
+    _put_header(page)
+    _put_trace(page)
+    if messages or step is not None:
+        for message in page.seen.messages:
+            _put_message(message, page.now)
+    elif page.seen.messages:
+        screen.put(f"{phrases.count(len(page.seen.messages), 'message')}: --messages prints them")
+
+
+class _Page:
+    """Everything that is shown, from one snapshot."""
+
+    def __init__(self, tx: Transaction, task_id: str, *, at_step: int | None) -> None:
+        self.now = tx.now
+        self.at_step = at_step
+        self.task: Task = tasks.get(tx, task_id)
+        self.because = because(tx, self.task)
+        self.attempts: list[tuple[Attempt, Error | None]] = [
+            (one, tasks.read_error(tx, one.error)) for one in task_lists.attempts(tx, task_id)
+        ]
+        self.outcome: Outcome | None = task_lists.outcome(tx, task_id)
+        self.seen: Inspection = inspect(tx, task_id, at_step=at_step)
+
+
+def _read(tx: Transaction, task_id: str, *, at_step: int | None) -> _Page:
+    return _Page(tx, task_id, at_step=at_step)
+
+
+def _as_json(page: _Page) -> dict[str, Any]:
+    outcome = page.outcome
+    return {
+        **task_shape(page.task, page.because),
+        "result": None if outcome is None else plain_body(outcome.result),
+        "error": None if outcome is None or outcome.error is None else str(outcome.error),
+        "attempts": [attempt_shape(one, error) for one, error in page.attempts],
+        "records": [step_shape(one.step, one.input) for one in page.seen.records],
+        "transcript": [message_shape(one) for one in page.seen.messages],
+        "last_step": page.seen.last_step,
+        "complete": page.seen.complete,
+        "last_tool_call_id": page.seen.last_tool_call_id,
+    }
+
+
+def _put_header(page: _Page) -> None:
+    task, outcome = page.task, page.outcome
+    joint = ": " if task.status.is_terminal else " because "
+    screen.put(f"{task.agent} {task.id}  {task.status.replace('_', ' ')}{joint}{page.because}")
+    rows = [("session", task.session_id), ("admitted", phrases.moment(task.created_at, page.now))]
+    if task.idempotency_key is not None:
+        rows.append(("key", task.idempotency_key))
+    if task.parent_task_id is not None:
+        rows.append(("parent", task.parent_task_id))
+    if task.origin == "import":
+        rows.append(("origin", "imported: it ran elsewhere"))
+    if task.deadline_at is not None:
+        rows.append(("deadline", phrases.moment(task.deadline_at, page.now)))
+    tokens = task.prompt_tokens + task.completion_tokens
+    used = f"{phrases.count(task.iterations, 'model call')}, {phrases.count(task.tool_calls, 'tool call')}"
+    cost = f", cost {task.cost:g}" if task.cost else ""
+    rows.append(("used", f"{used}, {tokens:,} tokens{cost}"))
+    for one, error in page.attempts:
+        ended = "" if one.ended_at is None else f", {phrases.duration(one.ended_at - one.started_at)}"
+        why = "" if error is None else f": {phrases.one_line(str(error))}"
+        began = phrases.moment(one.started_at, page.now)
+        rows.append((f"attempt {one.number}", f"{one.status} from {began}{ended}{why}"))
+    if outcome is not None and outcome.result is not None:
+        rows.append(("result", phrases.shown(plain_body(outcome.result), limit=400)))
+    screen.put_rows([(f"  {name}", value) for name, value in rows])
+
+
+def _put_trace(page: _Page) -> None:
+    if page.at_step is not None:
+        screen.put(f"as it was at record {page.at_step}, {'' if page.seen.complete else 'not '}complete")
+    screen.put_rows([_line(record, page.now) for record in page.seen.records], styled=3)
+
+
+def _line(record: Record, now: int) -> tuple[str, ...]:
+    step = record.step
+    what = step.name or step.event_kind
+    if step.is_note:
+        return (str(step.step_index), phrases.moment(step.timestamp, now), step.event_kind, "", "", "")
+    spent = "" if step.ended_at is None else phrases.duration(step.ended_at - step.timestamp)
+    return (
+        str(step.step_index),
+        phrases.moment(step.timestamp, now),
+        step.event_kind,
+        _outcome(step),
+        spent,
+        phrases.call(what, arguments_of(record)) + (f"  child {step.child_task_id}" if step.child_task_id else ""),
+    )
+
+
+def arguments_of(record: Record) -> Any:
+    """The arguments of a recorded call. An imported one keeps them beside the batch it was asked for in."""
+    given = record.input
+    if isinstance(given, dict) and given.keys() == {"arguments", "batch"}:
+        return given["arguments"]
+    return given
+
+
+def _outcome(step: Step) -> str:
+    if step.outcome is not None:
+        return step.outcome
+    return "in doubt" if step.is_in_doubt else "not ended"
+
+
+def _put_message(message: Message, now: int) -> None:
+    name = f" {message.tool_name}" if message.tool_name else ""
+    screen.put(f"\n{message.role}{name}  {phrases.moment(message.created_at, now)}")
+    if message.reasoning:
+        screen.put(_indented(f"(reasoning) {message.reasoning}"))
+    content = plain(message.content)
+    if content is not None:
+        screen.put(_indented(content if isinstance(content, str) else phrases.shown(content, limit=4000)))
+    calls = plain(message.tool_calls)
+    for call in calls if isinstance(calls, list) else []:
+        if isinstance(call, dict):
+            screen.put(_indented(phrases.call(str(call.get("name")), call.get("arguments"))))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

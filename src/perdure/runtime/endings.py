@@ -1,0 +1,172 @@
+"""How an attempt ends, and the one write that says so.
+
+    end           the agent has returned or raised: complete, try again later, or fail
+    end_stopped   it was stopped from outside: handed back, set aside, interrupted, timed out, or lost
+    set_apart     its records cannot be read
+
+Before a task completes, the children it started are joined and every call in doubt is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perdure import codec
+from perdure.definitions import returns
+from perdure.errors import Damaged, IllegalTransition, InvariantError, LeaseLost, NotSerializable
+from perdure.model.step import Note, NoteKind
+from perdure.model.task import Mode, Wait, WaitKind
+from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
+from perdure.runtime import doubts, stand_ins
+from perdure.store import ends, task_lists, tasks
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+
+async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None:
+    """Write what became of a task whose agent has ended by itself. Cancelled when the attempt is stopped meanwhile."""
+    await attempt.close_calls()
+    stored = b""
+    if error is None:
+        try:
+            limit = attempt.host.settings.payload_limit_bytes
+            stored, _ = codec.roundtrip(value, annotation=returns(attempt.definition.fn), limit=limit)
+        except NotSerializable as refused:
+            error = refused
+    if error is not None:
+        await _fail(attempt, error)
+        return
+    await _join_children(attempt)
+    await _settle_doubts(attempt)
+    await _complete(attempt, stored)
+
+
+async def end_stopped(attempt: Attempt, value: Any, error: BaseException | None) -> None:
+    """Write why an attempt ended although its agent had not."""
+    from perdure.runtime.attempt import Stop
+
+    fence = attempt.journal.fence
+    match attempt.stopping:
+        case Stop.RELEASE:
+            await _write(attempt, tasks.release, fence, reason="the worker is stopping")
+        case Stop.SUSPEND:
+            try:
+                await _write(attempt, tasks.suspend, fence)
+            except IllegalTransition:  # It had just been restored, for what it waited for has happened.
+                await _write(attempt, tasks.release, fence, reason="it was set aside while it went on")
+        case Stop.INTERRUPT:
+            reason = "the worker stopped during a call"
+            await _write(attempt, tasks.interrupt, attempt.task.id, fence.execution_id, reason=reason)
+        case Stop.DEADLINE:
+            await _end_late(attempt, value, error)
+        case Stop.LOST | None:
+            return
+
+
+async def set_apart(attempt: Attempt, damage: Damaged) -> None:
+    """End an attempt whose records cannot be read; recovery asks a person."""
+    await _write(
+        attempt,
+        tasks.interrupt,
+        attempt.task.id,
+        attempt.journal.fence.execution_id,
+        reason="its records cannot be read",
+        trace_error=str(damage),
+    )
+
+
+# -- the agent has ended --------------------------------------------------------------------
+
+
+async def _complete(attempt: Attempt, stored: bytes) -> None:
+    journal = attempt.journal
+    notes = [*journal.take_notes(), Note(NoteKind.TURN_COMPLETED, codec.encode({"outcome": "completed"}))]
+    try:
+        await _write(
+            attempt, ends.complete, journal.fence, codec.pack(stored), notes=notes, risk_seen=journal.risk_seen
+        )
+    except InvariantError:
+        log.exception("task %s cannot complete; it is looked at again", attempt.task.id)
+        reason = "a call of it was left in doubt"
+        await _write(attempt, tasks.interrupt, attempt.task.id, journal.fence.execution_id, reason=reason)
+
+
+async def _fail(attempt: Attempt, exc: BaseException) -> None:
+    journal, task = attempt.journal, attempt.task
+    error = stand_ins.describe(exc)
+    policy = RetryPolicy(retries=attempt.definition.retries)
+    # Nobody has stopped it, so the agent cancelled itself: that says nothing about another try.
+    kind = ErrorClass.UNKNOWN if isinstance(exc, asyncio.CancelledError) else classify(exc)
+    if attempt.is_final(exc) or not should_retry(policy, kind, task.failures):
+        notes = journal.take_notes()
+        await _write(attempt, ends.fail, journal.fence, error, notes=notes, risk_seen=journal.risk_seen)
+        return
+    wait_s = delay_s(policy, task.failures, attempt.host.random)
+    await _write(
+        attempt,
+        tasks.retry,
+        journal.fence,
+        available_at=journal.store.clock.now_ms() + int(wait_s * 1000),
+        error=error,
+        rerun_steps=sorted({index for index, is_final in attempt.raised(exc) if not is_final and index >= 0}),
+    )
+
+
+async def _join_children(attempt: Attempt) -> None:
+    """Wait for children that were started and not awaited: a task does not end before those it waits for."""
+    found = await attempt.journal.read(task_lists.children, attempt.task.id)
+    still = tuple(t.id for t in found if t.mode is Mode.FOREGROUND and not t.status.is_terminal)
+    if still:
+        async with attempt.waits.call():
+            await attempt.waits.until(Wait(WaitKind.CHILDREN, still))
+
+
+async def _settle_doubts(attempt: Attempt) -> None:
+    """Find out about every call in doubt: those the agent left, and those on record that it never came to."""
+    async with asyncio.TaskGroup() as group:
+        for call, step in list(attempt.intents.values()):
+            group.create_task(_in_call(attempt, doubts.settle_left(attempt, call, step)))
+        for record in attempt.journal.records.in_doubt():
+            attempt.journal.used(record.key or "")
+            group.create_task(_in_call(attempt, doubts.settle_unreached(attempt, record)))
+
+
+async def _in_call(attempt: Attempt, settling: Any) -> None:
+    async with attempt.waits.call():
+        await settling
+
+
+# -- the agent was stopped ------------------------------------------------------------------
+
+
+async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -> None:
+    """Its deadline is over. An agent that has used the grace time to return in good order still counts."""
+    journal = attempt.journal
+    left = await journal.read(task_lists.children, attempt.task.id)
+    is_whole = not attempt.intents and not journal.records.in_doubt() and all(t.status.is_terminal for t in left)
+    if error is None and not attempt.is_ending and is_whole:
+        try:
+            stored, _ = codec.roundtrip(value, annotation=returns(attempt.definition.fn))
+        except NotSerializable:
+            stored = b""
+        if stored:
+            await _complete(attempt, stored)
+            return
+    await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence)
+
+
+async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    """Write an end. A lease that is lost by now is no error: somebody else has the task."""
+    try:
+        await attempt.journal.write(operation, *args, **kwargs)
+    except LeaseLost:
+        return
+    except asyncio.CancelledError:
+        if not attempt.has_lost:
+            raise

@@ -1,0 +1,125 @@
+"""One worker among the others: registered under a generation, beating, and holding the lock that proves it lives.
+
+Declared gone by others, it takes a new identity; the old one is retired once nothing runs under it any more, with the
+last words about the calls it had begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from perdure.errors import StoreError
+from perdure.model.instance import InstanceType
+from perdure.runtime.in_flight import InFlightCalls
+from perdure.runtime.liveness import Deadline, InstanceLock, new_instance_id, owner_of, side_file, whoami
+from perdure.store import Store, aio, instances, sqlite_path, steps
+from perdure.store.database import Transaction
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """What the others know of this worker. Belongs to one event loop."""
+
+    def __init__(self, store: Store, in_flight: InFlightCalls, *, killable: bool, random: Random) -> None:
+        self.instance_id = ""
+        self.registration: instances.Registration | None = None
+        self.last_beat_ms = store.clock.boot_ms()
+        self._store = store
+        self._in_flight = in_flight
+        self._killable = killable
+        self._random = random
+        self._beaten = asyncio.Event()
+        self._deadline = Deadline(int(store.settings.lease_s * 1000))
+        self._lock = InstanceLock()
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    @property
+    def lock_path(self) -> Path | None:
+        """Where the locks of this database lie; None in memory, where nobody else can be."""
+        url = self._store.database.url
+        if url in ("sqlite://", "memory:"):
+            return None
+        return side_file(sqlite_path(url), url)
+
+    async def register(self, agents: Collection[tuple[str, str]]) -> None:
+        """Join under a new generation, able to run these agents (name, version)."""
+        me = whoami()
+        started = self._store.clock.boot_ms()
+        self.instance_id = new_instance_id(self._store.clock.now_ms(), self._random)
+        self.registration = await aio.call_patiently(
+            self._store,
+            instances.register,
+            instance_id=self.instance_id,
+            type=InstanceType.EXECUTOR,
+            host=me.host,
+            boot_id=me.boot_id,
+            pid=me.pid,
+            killable=self._killable,
+            agents=list(agents),
+        )
+        self._deadline.beat_acknowledged(started)
+        path = self.lock_path
+        if path is not None:
+            self._lock.hold(path, self.registration.generation, owner=owner_of(self.instance_id, me.boot_id))
+
+    async def beat(self, held: Collection[str]) -> instances.Beat:
+        """Prove that this process lives; the answer tells what the database says it owns."""
+        assert self.registration is not None
+        started = self._store.clock.boot_ms()
+        beat = await aio.call_softly(
+            self._store, instances.beat, self.instance_id, generation=self.registration.generation, held=held
+        )
+        if beat.alive:
+            self._deadline.beat_acknowledged(started)
+            self.last_beat_ms = self._store.clock.boot_ms()
+            self._beaten.set()
+        return beat
+
+    async def until_may_call(self) -> None:
+        """Return once this process has proven lately that it lives."""
+        while not self._deadline.may_call(self._store.clock.boot_ms()):
+            self._beaten.clear()
+            await self._beaten.wait()
+
+    def give_up(self, attempts: Sequence[asyncio.Task[Any]]) -> None:
+        """Others have taken this process for dead. Retire the identity once what ran under it has ended."""
+        log.warning("this worker was declared gone; its tasks belong to others now")
+        retiring = asyncio.get_running_loop().create_task(
+            self._retire(self.instance_id, self._lock, [*attempts, *self._in_flight.all()])
+        )
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        self._lock = InstanceLock()
+
+    async def leave(self) -> None:
+        """The worker ends. A thread may still be inside a call: then the lock stays held until the process has ended,
+        for a free one proves death.
+        """
+        retiring = list(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        if not self._in_flight.all():
+            with suppress(StoreError):
+                await aio.call(self._store, _stop, self.instance_id, self._in_flight.words())
+                self._lock.release()
+
+    async def _retire(self, instance_id: str, lock: InstanceLock, running: Collection[asyncio.Future[Any]]) -> None:
+        """Say that an identity of this process is dead, once nothing runs under it any more."""
+        if running:
+            await asyncio.wait(running)
+        await aio.call_patiently(self._store, _stop, instance_id, self._in_flight.words())
+        lock.release()
+
+
+def _stop(tx: Transaction, instance_id: str, words: Sequence[steps.LastWord]) -> None:
+    # In one commit: whoever sees that the instance is gone also sees what it had to say.
+    steps.tell_last_words(tx, words)
+    instances.mark_stopped(tx, instance_id)

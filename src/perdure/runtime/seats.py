@@ -1,0 +1,49 @@
+"""The permits of a worker: who may run, by lane. Those who go on after a wait come before new tasks of their lane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from perdure.model.task import Lane
+from perdure.policy import lanes
+
+
+class Seats:
+    """Counts what runs, and queues what waits to run again. Belongs to one event loop."""
+
+    def __init__(self, total: int, main_only: int) -> None:
+        self._permits = lanes.Permits(total, main_only)
+        self._waiting: dict[Lane, deque[asyncio.Future[None]]] = {Lane.MAIN: deque(), Lane.SUBAGENT: deque()}
+
+    def reserve(self, lane: Lane, most: int) -> int:
+        """Take permits for new tasks before they are claimed, so that none is given away meanwhile. How many."""
+        if self._waiting[lane]:
+            return 0
+        taken = 0
+        while taken < most and self._permits.acquire(lanes.Lane(lane)):
+            taken += 1
+        return taken
+
+    async def take(self, lane: Lane) -> None:
+        """Win a permit again, in the order of asking."""
+        if not self._waiting[lane] and self._permits.acquire(lanes.Lane(lane)):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[lane].append(turn)
+        try:
+            await turn  # Whoever resolves it has acquired the permit for us.
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(lane)
+            else:
+                self._waiting[lane].remove(turn)
+            raise
+
+    def give(self, lane: Lane, count: int = 1) -> None:
+        """Give permits back, first of all to who waits to run again."""
+        for _ in range(count):
+            self._permits.release(lanes.Lane(lane))
+        for waiting_lane, waiting in self._waiting.items():
+            while waiting and self._permits.acquire(lanes.Lane(waiting_lane)):
+                waiting.popleft().set_result(None)

@@ -1,0 +1,58 @@
+"""What an operation sees of a SQLite connection while its unit runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import apsw
+
+from perdure.clock import Ids
+from perdure.errors import InvariantError
+from perdure.store.database import Row, Value
+from perdure.store.queries import Query
+
+
+class SqliteTransaction:
+    """One unit's view of a connection."""
+
+    __slots__ = ("_connection", "_execute", "_ids", "hinted", "now")
+
+    def __init__(self, connection: apsw.Connection, now: int, ids: Ids) -> None:
+        self._connection = connection
+        self._execute = connection.execute
+        self._ids = ids
+        self.now = now
+        self.hinted = False
+
+    def one(self, query: Query, /, **values: Value) -> Row | None:
+        if "now" in query.parameters:
+            values["now"] = self.now
+        rows = self._execute(query.sqlite, values).fetchall()
+        if len(rows) > 1:
+            raise InvariantError(f"{query.name} returned {len(rows)} rows")
+        return rows[0] if rows else None
+
+    def all(self, query: Query, /, **values: Value) -> list[Row]:
+        if "now" in query.parameters:
+            values["now"] = self.now
+        return self._execute(query.sqlite, values).fetchall()
+
+    def run(self, query: Query, /, **values: Value) -> int:
+        if "now" in query.parameters:
+            values["now"] = self.now
+        self._execute(query.sqlite, values)
+        return self._connection.changes()
+
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
+        wants_now = "now" in query.parameters
+        for row in rows:
+            self._execute(query.sqlite, {**row, "now": self.now} if wants_now else row)
+
+    def new_id(self) -> str:
+        return self._ids.new(self.now)
+
+    def new_token(self) -> str:
+        return self._ids.token()
+
+    def hint(self) -> None:
+        self.hinted = True
