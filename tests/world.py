@@ -7,7 +7,7 @@ The operations are the real ones; nothing here decides anything that the store s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, ParamSpec
@@ -238,6 +238,17 @@ class World:
         """Run a statement of the test's own: damage, mostly. How many rows it changed."""
         return self.store.call(lambda tx: tx.run(query(sql), **values))
 
+    def multiply(self, table: str, changed: Mapping[str, str], rows: int) -> None:
+        """Copy the newest row of a table so often, with other values (`k` counts, `one` is the row) in some columns."""
+        columns = columns_of(table)
+        values = ", ".join(changed.get(column, f"one.{column}") for column in columns)
+        self.execute(
+            "WITH RECURSIVE numbers (k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM numbers WHERE k < :rows) "
+            f"INSERT INTO {table} ({', '.join(columns)}) "
+            f"SELECT {values} FROM numbers, (SELECT * FROM {table} ORDER BY n DESC LIMIT 1) one",
+            rows=rows,
+        )
+
     def dump(self) -> dict[str, list[str]]:
         """Every row of every table, to compare before and after."""
 
@@ -257,6 +268,13 @@ class World:
         after = self.dump()
         assert after == before
         return outcome
+
+
+def columns_of(table: str) -> list[str]:
+    """The columns of a table but its row id, read off the schema."""
+    found = re.search(rf"CREATE TABLE {table} \((.*?)^\)", SCHEMA, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return [name for name in re.findall(r"^    (\"?[a-z_]+\"?) \{", found[1], flags=re.MULTILINE) if name != "n"]
 
 
 def stale(fence: Fence) -> list[Fence]:

@@ -28,7 +28,7 @@ _SQLITE_MIN: Final = (3, 51, 3)
 _RESTORE: Final = "restore a backup; until then leave the database as it is"
 _REPORT: Final = "keep a copy of the database and report this as a bug of perdure"
 
-_MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
+MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
     "owners": ("tasks whose owner and open attempt do not belong together", _REPORT),
     "attempts": ("open attempts whose task they do not own", _REPORT),
     "orphans": ("open attempts of workers that are gone", "start a worker: it ends them within a second"),
@@ -47,6 +47,7 @@ _MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
     "unwoken": ("waiting tasks for whom it has happened and whom nobody woke", _REPORT),
     "unreadable": ("payloads that cannot be read", _RESTORE),
 }
+"""Each invariant of the store: what the rows it finds are, and what to do about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def _table_facts(tx: Transaction) -> list[tuple[str, str]]:
 
 
 def _finding(one: Broken) -> Finding:
-    what, do = _MEANINGS[one.invariant]
+    what, do = MEANINGS[one.invariant]
     return Finding(one.invariant, what, tuple(_shown(row) for row in one.rows), do)
 
 

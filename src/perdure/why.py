@@ -5,12 +5,12 @@ It reads and decides nothing. What recovery would do is asked of the same functi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from perdure import phrases
 from perdure.errors import Damaged, NotFound
 from perdure.model.question import Question, QuestionKind
-from perdure.model.task import Attempt, Task, Wait, WaitKind, tail
+from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, QuestionStatus, TaskStatus
 from perdure.store import instances, questions, recovery, steps, task_lists, tasks
@@ -30,7 +30,7 @@ def because(tx: Transaction, task: Task, *, ids: Collection[str] = ()) -> str:
     """
     match task.status:
         case TaskStatus.PENDING:
-            return _pending(tx, task)
+            return _pending(tx, task, ids)
         case TaskStatus.RUNNING:
             return _running(tx, task)
         case TaskStatus.WAITING:
@@ -90,7 +90,7 @@ def open_questions(tx: Transaction, task: Task) -> list[Question]:
 # -- one clause a status --------------------------------------------------------------------
 
 
-def _pending(tx: Transaction, task: Task) -> str:
+def _pending(tx: Transaction, task: Task, ids: Collection[str]) -> str:
     if task.available_at > tx.now:
         at = f"in {phrases.duration(task.available_at - tx.now)}, at {phrases.moment(task.available_at, tx.now)}"
         last = _last_attempt(tx, task)
@@ -101,7 +101,12 @@ def _pending(tx: Transaction, task: Task) -> str:
     asked = open_questions(tx, task)
     if asked:
         return _is_open(asked[0])
-    return _no_worker(tx, task) or "it is due: a worker that has its agent takes it as soon as a permit is free"
+    nobody = _no_worker(tx, task)
+    # Handed back while it waited for children: it will wait for them again.
+    below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
+    if any(not child.status.is_terminal for child in below):
+        return "; ".join(filter(None, (_not_done(below, ids), nobody)))
+    return nobody or "it is due: a worker that has its agent takes it as soon as a permit is free"
 
 
 def _no_worker(tx: Transaction, task: Task) -> str:
@@ -153,10 +158,14 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str]) -> s
 
 def _children(tx: Transaction, wait: Wait, ids: Collection[str]) -> str:
     found = [tasks.get(tx, key) for key in wait.keys]
-    still = [child for child in found if not child.status.is_terminal]
-    if not still:
+    if all(child.status.is_terminal for child in found):
         return "its children are done and a worker takes it up next"
-    known = [*ids, *(child.id for child in found)]
+    return _not_done(found, ids)
+
+
+def _not_done(found: Sequence[Task], ids: Collection[str]) -> str:
+    still = [child for child in found if not child.status.is_terminal]
+    known = {*ids, *(child.id for child in found)}
     names = phrases.listed([f"{child.agent} {tail(child.id, known)}" for child in still], most=3)
     are = "is" if len(still) == 1 else "are"
     return f"{len(still)} of {phrases.count(len(found), 'child', 'children')} {are} not done: {names}"

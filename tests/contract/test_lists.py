@@ -96,7 +96,8 @@ def test_filters_only_ever_narrow(world: World) -> None:
 def test_a_rare_task_is_found_behind_many_others(world: World) -> None:
     rare = world.admit(new_task("painter"))
     world.clock.advance(1)
-    world.store.call(admission.admit, [new_task(work=number) for number in range(1500)])
+    world.admit()
+    world.multiply("tasks", {"id": "'task-' || k"}, 3000)
 
     assert ids(world.store.read(task_lists.recent, agent="painter", limit=1)) == [rare.id]
 

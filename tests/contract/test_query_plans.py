@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 
 import pytest
 
 from perdure.errors import StoreError
-from perdure.model.task import Task
 from perdure.store.database import Transaction
 from perdure.store.queries import Query, load
-from tests.rows import query
-from tests.world import SCHEMA, World
+from tests.world import World
 
 ROWS = 10_000
+FULL = ("tasks.", "steps.", "events.")
 # Read by people once in a while, and by the loop of tests in which time is virtual.
 MAY_SCAN = {"tasks.by_ending", "tasks.counts_by_status", "questions.by_ending", "tasks.next_moment"}
 # Query -> its index, on SQLite and PostgreSQL where an unnamed constraint makes it.
@@ -63,41 +61,20 @@ INDEX: dict[str, str | tuple[str, str]] = {
 }
 
 
-def _columns(table: str) -> list[str]:
-    """The columns of a table but its row id, read off the schema."""
-    found = re.search(rf"CREATE TABLE {table} \((.*?)^\)", SCHEMA, flags=re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return [name for name in re.findall(r"^    (\"?[a-z_]+\"?) \{", found[1], flags=re.MULTILINE) if name != "n"]
-
-
-def _multiply(table: str, changed: dict[str, str]) -> Query:
-    """Copy the row of a table ROWS times, with other values (k counts) in some columns."""
-    columns = _columns(table)
-    values = ", ".join(changed.get(column, f"one.{column}") for column in columns)
-    return query(
-        "WITH RECURSIVE numbers (k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM numbers WHERE k < :rows) "
-        f"INSERT INTO {table} ({', '.join(columns)}) "
-        f"SELECT {values} FROM numbers, (SELECT * FROM {table} ORDER BY n DESC LIMIT 1) one"
-    )
-
-
 @pytest.fixture
 def full(world: World) -> World:
     """A database with many tasks, and one task with many steps and events."""
     claim = world.start()
     world.record(claim, "a", risk="medium")
     world.admit(deadline_ms=1000)
-    row = {"id": "'task-' || k", "created_at": "one.created_at + k", "rank": "one.rank + k"}
+    world.multiply("tasks", {"id": "'task-' || k", "created_at": "one.created_at + k", "rank": "one.rank + k"}, ROWS)
     step = {"key": "'key-' || k", "step_index": "1 + k", "started_seq": "10 * k", "ended_seq": "10 * k + 1"}
-
-    def fill(tx: Transaction) -> None:
-        tx.run(_multiply("tasks", row), rows=ROWS)
-        tx.run(_multiply("steps", step), rows=ROWS)
-        tx.run(_multiply("events", {"seq": "one.seq + k", "at": "one.at + k"}), rows=ROWS)
-
-    world.store.call(fill)
-    assert world.rows("SELECT count(*) FROM tasks") == [(ROWS + 2,)]
-    assert _columns("tasks") == [field.name for field in fields(Task)][1:]
+    world.multiply("steps", step, ROWS)
+    world.multiply("events", {"seq": "one.seq + k", "at": "one.at + k"}, ROWS)
+    ended = {"execution_id": "'e' || k", "number": "1 + k", "status": "'failed'", "ended_at": "1"}
+    world.multiply("attempts", ended, ROWS)
+    if world.store.database.dialect == "postgres":
+        world.execute("ANALYZE")
     return world
 
 
@@ -137,10 +114,13 @@ def _every_query() -> Iterator[Query]:
 def test_each_hot_query_is_answered_by_its_index(full: World) -> None:
     dialect = full.store.database.dialect
 
-    plans = _plans(full, (one for one in _every_query() if one.name in INDEX))
+    # Where there are few rows, PostgreSQL takes whatever index comes first.
+    asked = {name: index for name, index in INDEX.items() if dialect == "sqlite" or name.startswith(FULL)}
 
-    assert plans.keys() == INDEX.keys()
-    for name, index in INDEX.items():
+    plans = _plans(full, (one for one in _every_query() if one.name in asked))
+
+    assert plans.keys() == asked.keys()
+    for name, index in asked.items():
         wanted = index if isinstance(index, str) else index[0 if dialect == "sqlite" else 1]
         assert re.search(rf"\b{wanted}\b", plans[name]), f"{name} does not use {wanted}:\n{plans[name]}"
 

@@ -12,7 +12,7 @@ from perdure.errors import Damaged, LeaseLost, NotFound, StoreError
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
-from perdure.model.task import Claim, Fence, Usage, Wait, WaitKind
+from perdure.model.task import Claim, Fence, Usage
 from perdure.store import admission, ends, events, messages, questions, steps, tasks
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
 
@@ -450,65 +450,3 @@ def test_pulses_are_of_the_live_attempt_and_a_repeated_pack_is_dropped(world: Wo
     ] * 2
     assert world.store.read(events.pulses, claim.task.id, after=4) == []
     assert world.task(claim.task.id).event_seq == 3
-
-
-# -- waiting ---------------------------------------------------------------------------------
-
-
-def test_a_task_set_aside_is_due_at_once_when_what_it_waits_for_has_happened(world: World) -> None:
-    parent = world.start()
-    child = world.spawn(parent, "c")
-    asked = world.ask(parent)
-    now = world.clock.now_ms()
-    waits = {
-        "children": Wait(WaitKind.CHILDREN, (child.id,)),
-        "receive": Wait(WaitKind.RECEIVE, ("n",)),
-        "question": Wait(WaitKind.QUESTION, (asked.id,)),
-        "timer": Wait(WaitKind.TIMER, (), until_ms=now + 10),
-    }
-
-    def happened() -> dict[str, bool]:
-        return {name: world.store.read(tasks.has_happened, parent.task.id, wait) for name, wait in waits.items()}
-
-    assert not any(happened().values())
-    world.complete(world.claim(child.id))
-    world.store.call(messages.send, parent.task.id, name="n", key="k", payload=packed(1), unread_limit=10)
-    world.store.call(questions.answer, asked.id, by="ada", value=packed(1))
-    world.clock.advance(10)
-    assert all(happened().values())
-
-    assert world.set_aside(parent, waits["children"], Wait(WaitKind.RECEIVE, ("other",)))
-    assert world.task(parent.task.id).status == "pending"
-
-
-def test_a_gather_has_happened_when_all_its_children_have_ended(world: World) -> None:
-    parent = world.start()
-    children = [world.spawn(parent, key) for key in "ab"]
-    gather = Wait(WaitKind.CHILDREN, tuple(child.id for child in children))
-
-    assert not world.set_aside(parent, gather)
-    world.complete(world.claim(children[0].id))
-    assert world.task(parent.task.id).status == "waiting"
-
-    world.fail(world.claim(children[1].id))
-    woken = world.task(parent.task.id)
-    assert (woken.status, woken.waiting_for) == ("pending", ())
-    assert world.kinds(parent.task.id)[-1] == "task_woken"
-
-
-def test_what_a_task_waits_for_comes_back_as_it_was_written(world: World) -> None:
-    claim = world.start()
-    waits = (Wait(WaitKind.RECEIVE, ("a\x00b", "'"), "key \u2028", 7), Wait(WaitKind.CHILDREN, ()))
-
-    world.wait_for(claim, *waits)
-
-    assert world.task(claim.task.id).waiting_for == waits
-    assert world.task(claim.task.id).available_at == 7
-    world.store.call(tasks.rewait, claim.fence, waits[1:])
-    assert world.task(claim.task.id).waiting_for == waits[1:]
-
-
-def test_waiting_for_nothing_is_refused(world: World) -> None:
-    claim = world.start()
-
-    assert isinstance(world.unchanged_by(world.wait_for, claim), StoreError)

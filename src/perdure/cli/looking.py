@@ -180,6 +180,11 @@ def status_word(task: Task) -> str:
 
 def about(question: Question, evidence: Any) -> str:
     """What a question is about: the call as one would write it, else its text."""
+    # The text keeps the arguments in the order in which they were given; the evidence sorts them.
+    for first, last in (("did ", " happen?"), ("may ", " run?")):
+        before, said, _ = question.text.removeprefix(first).partition(last)
+        if said and question.text.startswith(first) and question.kind is not QuestionKind.ASK:
+            return phrases.one_line(before)
     if question.kind in (QuestionKind.CALL, QuestionKind.STEP_IN_DOUBT) and isinstance(evidence, Mapping):
         return phrases.call(str(evidence.get("tool", "")), evidence.get("arguments"))
     return phrases.one_line(question.text)

@@ -34,8 +34,8 @@ class Member:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
-        return self.process.returncode is None
+        """Whether it has not ended, as far as is known, and was not told to."""
+        return self.process.returncode is None and not self.is_ended
 
 
 @dataclass(eq=False)
@@ -84,8 +84,9 @@ class Crew:
 
     def kill(self, member: Member) -> bool:
         """End a process at once, without a chance to clean up. False when it had ended already."""
+        was_sent = self._send(member, signal.SIGKILL)
         member.is_ended = True
-        return self._send(member, signal.SIGKILL)
+        return was_sent
 
     def stop(self, member: Member) -> bool:
         """Stop a process where it is; it knows nothing of it."""
@@ -99,22 +100,22 @@ class Crew:
 
     async def end(self, *, grace_s: float = 5.0) -> None:
         """End everyone in good order, and whoever does not within the grace time, without."""
-        for member in self.members:
+        running = [member for member in self.members if member.process.returncode is None]
+        for member in running:
             if member.is_alive:
-                member.is_ended = True
                 self.wake(member)
                 self._send(member, signal.SIGTERM)
-        waiting = [asyncio.ensure_future(member.process.wait()) for member in self.members if member.is_alive]
+            member.is_ended = True
+        waiting = [asyncio.ensure_future(member.process.wait()) for member in running]
         if waiting:
-            await asyncio.wait(waiting, timeout=grace_s)
-        for member in self.members:
-            if member.is_alive:
-                self.kill(member)
-                await member.process.wait()
+            _, late = await asyncio.wait(waiting, timeout=grace_s)
+            for member in running if late else ():
+                self._send(member, signal.SIGKILL)
+            await asyncio.gather(*waiting)
         await asyncio.gather(*self._listeners)
 
     def _send(self, member: Member, number: signal.Signals) -> bool:
-        if not member.is_alive:
+        if member.process.returncode is not None:
             return False
         try:
             member.process.send_signal(number)

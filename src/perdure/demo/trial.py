@@ -131,7 +131,7 @@ class Trial:
             moments.spread(self._steps_done, max(end, self._steps_done))
 
     async def _until_ended(self) -> None:
-        """Until every task has ended. While kills or stops are left, more copies are admitted before the work runs out."""
+        """Until every task has ended. While kills or stops are left, more copies are admitted before work runs out."""
         while True:
             await asyncio.sleep(5 * _LOOK_S)
             counts = await aio.read(self.store, task_lists.counts_by_status)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from msgspec import Struct
+
 from perdure.errors import Error
 from perdure.states import AttemptStatus, TaskStatus
 
@@ -163,8 +165,7 @@ class TaskInput:
     metadata: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What was consumed: tokens bought, money, calls made, model rounds."""
 
     prompt_tokens: int = 0

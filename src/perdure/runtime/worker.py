@@ -32,6 +32,7 @@ from perdure.runtime.membership import Membership
 from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
 from perdure.runtime.seats import Seats
 from perdure.runtime.sweeper import Sweeper
+from perdure.states import QuestionStatus
 from perdure.store import Store, aio, events, instances, task_lists, tasks
 from perdure.store.database import Transaction
 
@@ -321,7 +322,9 @@ class Worker:
         self._lookout.soon()
 
     def tell(self, question: Question) -> None:
-        """A question was opened or found by an attempt."""
+        """A question was opened or found by an attempt; one that was answered meanwhile is no news."""
+        if question.status is not QuestionStatus.OPEN:
+            return
         self._news.asked(question)
 
     def stream(self, attempt: Attempt, kind: str, payload: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from msgspec import Struct, structs
+
 from perdure import codec
 from perdure.errors import Damaged, LeaseLost, NotFound
 from perdure.model.event import EventKind
@@ -34,8 +36,7 @@ _NO_USAGE = Usage()
 _INT64_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewStep:
+class NewStep(Struct, frozen=True, kw_only=True):
     """A call that is about to be recorded. `key` and `try_number` are how a replay finds it again."""
 
     kind: str
@@ -51,8 +52,7 @@ class NewStep:
     tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Struct, frozen=True, kw_only=True):
     """The outcome of a call: `output` is its value, or the error as data when it failed."""
 
     completed: bool
@@ -81,12 +81,12 @@ class Trace:
 
 def with_child(step: NewStep, task_id: str) -> NewStep:
     """The step that stands for a child task."""
-    return replace(step, child_task_id=task_id)
+    return structs.replace(step, child_task_id=task_id)
 
 
 def with_notes(result: Result, notes: Sequence[Note]) -> Result:
     """The same outcome, carrying notes."""
-    return replace(result, notes=(*result.notes, *notes))
+    return structs.replace(result, notes=(*result.notes, *notes))
 
 
 def as_record(step: NewStep, result: Result | None, task_id: str, step_index: int, attempt: int) -> Step:

@@ -12,7 +12,8 @@ from perdure.runtime.worker import Stopped, Worker
 from perdure.testing.line import Line
 from perdure.testing.virtual_loop import Process, VirtualLoop
 
-_UNWIND_S = 3600.0
+_UNWIND_S = 600.0
+_UNWIND_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,25 @@ async def unwind(actors: Sequence[Actor]) -> None:
     """
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    left: set[asyncio.Task[Any]] = set()
+    seen: set[asyncio.Task[Any]] = set()
     for actor in actors:
         actor.line.cut()
-        for attempt in list(actor.worker.attempts.values()):
-            attempt.stop(Stop.LOST)
-        left |= set(actor.process.tasks)
-    for task in left:
-        task.cancel()
-    for actor in actors:
-        actor.process.release(loop)
-    if left:
-        await asyncio.wait(left, timeout=_UNWIND_S)
-    for _ in range(10):
-        if not loop.waits_for_threads:
+    # What unwinds may start something more, though not for long.
+    for _ in range(_UNWIND_ROUNDS):
+        left = {task for actor in actors for task in actor.process.tasks if not task.done()}
+        if not left and not loop.waits_for_threads:
             break
-        await asyncio.sleep(0.001)  # Time stands still until a thread has told the loop something.
-    for task in left:
+        seen |= left
+        for actor in actors:
+            for attempt in list(actor.worker.attempts.values()):
+                attempt.stop(Stop.LOST)
+        for task in left:
+            task.cancel()
+        for actor in actors:
+            actor.process.release(loop)
+        if left:
+            await asyncio.wait(left, timeout=_UNWIND_S)
+        await asyncio.sleep(0.001)  # Time stands still until a thread that works has told the loop something.
+    for task in seen:
         if task.done() and not task.cancelled():
             task.exception()  # Looked at, so that nobody complains.

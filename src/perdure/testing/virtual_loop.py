@@ -26,7 +26,7 @@ Ts = TypeVarTuple("Ts")
 
 _process: ContextVar[Process | None] = ContextVar("perdure_process", default=None)
 # Periodic looks of a worker: time need not stop for each of them while nothing happens.
-_PERIODIC = frozenset(f"perdure-{name}" for name in ("claim", "beat", "sweep", "look", "pulse"))
+_PERIODIC = frozenset(f"perdure-{name}" for name in ("claim", "beat", "sweep", "tell", "look", "pulse"))
 
 
 _THREAD_LOOK_S = 1.0

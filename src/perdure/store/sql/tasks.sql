@@ -10,6 +10,10 @@ t.prompt_tokens, t.completion_tokens, t.cost, t.tool_calls, t.iterations, t.comp
 t.last_tool_call_id, t.forked_from, t.origin, t.event_seq, t.step_count, t.message_count, t.replay_from, t.revision,
 t.created_at, t.updated_at, t.started_at, t.finished_at
 
+-- fragment: owned
+-- The sum keeps PostgreSQL from looking the row up by its generation, which many rows share.
+execution_id = :execution_id AND generation + 0 = :generation
+
 -- fragment: proof
 n, event_seq, attempt, prompt_tokens, completion_tokens, cost, tool_calls, iterations
 
@@ -258,26 +262,26 @@ FROM (
 UPDATE tasks
 SET status = {to:wait}, waiting_for = :waiting_for, available_at = :available_at, event_seq = event_seq + 1,
     updated_at = {now}
-WHERE id = :id AND status IN ({from:wait}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:wait}) AND {owned}
 RETURNING {proof}
 
 -- name: rewait
 -- What a waiting task waits for has changed: one of several calls was answered, or another began to wait.
 UPDATE tasks
 SET waiting_for = :waiting_for, available_at = :available_at, updated_at = {now}
-WHERE id = :id AND status IN ({to:wait}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({to:wait}) AND {owned}
 RETURNING n
 
 -- name: restore
 UPDATE tasks
 SET status = {to:restore}, waiting_for = '[]', event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:restore}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:restore}) AND {owned}
 RETURNING {proof}
 
 -- name: suspend
 UPDATE tasks
 SET execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:suspend}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:suspend}) AND {owned}
 RETURNING {proof}
 
 -- name: suspend_to_pending
@@ -285,7 +289,7 @@ RETURNING {proof}
 UPDATE tasks
 SET status = {to:wake}, waiting_for = '[]', available_at = {now}, rank = {now} - 30000 * priority,
     execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:suspend}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:suspend}) AND {owned}
 RETURNING {proof}
 
 -- name: wake
@@ -306,14 +310,14 @@ LIMIT :limit
 UPDATE tasks
 SET status = {to:release}, waiting_for = '[]', available_at = {now}, rank = {now} - 30000 * priority,
     execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:release}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:release}) AND {owned}
 RETURNING {proof}
 
 -- name: retry
 UPDATE tasks
 SET status = {to:retry}, waiting_for = '[]', available_at = :available_at, rank = :available_at - 30000 * priority,
     failures = failures + 1, execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:retry}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:retry}) AND {owned}
 RETURNING {proof}
 
 -- name: interrupt
@@ -335,7 +339,7 @@ RETURNING {proof}
 UPDATE tasks
 SET status = :status, result = :result, error = :error, waiting_for = '[]', execution_id = NULL, instance_id = NULL,
     completion_reserved = 0, event_seq = event_seq + 1, revision = :revision, updated_at = {now}, finished_at = {now}
-WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING {proof}
 
 -- name: end_unfenced
@@ -391,7 +395,7 @@ SET event_seq = event_seq + :seqs, step_count = step_count + :records,
     END,
     recoveries = CASE WHEN :progress = 1 THEN 0 ELSE recoveries END,
     last_tool_call_id = coalesce(CAST(:tool_call_id AS {string}), last_tool_call_id), updated_at = {now}
-WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING n, event_seq, step_count, attempt
 
 -- name: next_seq
@@ -404,19 +408,19 @@ RETURNING n, event_seq
 -- name: next_owned_seq
 UPDATE tasks
 SET event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING n, event_seq, step_count
 
 -- name: next_message
 UPDATE tasks
 SET message_count = message_count + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING n, message_count, step_count
 
 -- name: next_checkpoint
 UPDATE tasks
 SET checkpoint = coalesce(checkpoint, 0) + 1, event_seq = event_seq + 1, updated_at = {now}
-WHERE id = :id AND status IN ({from:complete}) AND execution_id = :execution_id AND generation = :generation
+WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING n, event_seq, checkpoint, step_count, last_tool_call_id
 
 -- name: insert_attempt

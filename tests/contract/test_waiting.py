@@ -1,0 +1,67 @@
+"""Waiting: what wakes a task, that nothing which happens meanwhile is missed, and what is kept of it in the row."""
+
+from __future__ import annotations
+
+from perdure.errors import StoreError
+from perdure.model.task import Wait, WaitKind
+from perdure.store import messages, questions, tasks
+from tests.world import World, packed
+
+
+def test_a_task_set_aside_is_due_at_once_when_what_it_waits_for_has_happened(world: World) -> None:
+    parent = world.start()
+    child = world.spawn(parent, "c")
+    asked = world.ask(parent)
+    now = world.clock.now_ms()
+    waits = {
+        "children": Wait(WaitKind.CHILDREN, (child.id,)),
+        "receive": Wait(WaitKind.RECEIVE, ("n",)),
+        "question": Wait(WaitKind.QUESTION, (asked.id,)),
+        "timer": Wait(WaitKind.TIMER, (), until_ms=now + 10),
+    }
+
+    def happened() -> dict[str, bool]:
+        return {name: world.store.read(tasks.has_happened, parent.task.id, wait) for name, wait in waits.items()}
+
+    assert not any(happened().values())
+    world.complete(world.claim(child.id))
+    world.store.call(messages.send, parent.task.id, name="n", key="k", payload=packed(1), unread_limit=10)
+    world.store.call(questions.answer, asked.id, by="ada", value=packed(1))
+    world.clock.advance(10)
+    assert all(happened().values())
+
+    assert world.set_aside(parent, waits["children"], Wait(WaitKind.RECEIVE, ("other",)))
+    assert world.task(parent.task.id).status == "pending"
+
+
+def test_a_gather_has_happened_when_all_its_children_have_ended(world: World) -> None:
+    parent = world.start()
+    children = [world.spawn(parent, key) for key in "ab"]
+    gather = Wait(WaitKind.CHILDREN, tuple(child.id for child in children))
+
+    assert not world.set_aside(parent, gather)
+    world.complete(world.claim(children[0].id))
+    assert world.task(parent.task.id).status == "waiting"
+
+    world.fail(world.claim(children[1].id))
+    woken = world.task(parent.task.id)
+    assert (woken.status, woken.waiting_for) == ("pending", ())
+    assert world.kinds(parent.task.id)[-1] == "task_woken"
+
+
+def test_what_a_task_waits_for_comes_back_as_it_was_written(world: World) -> None:
+    claim = world.start()
+    waits = (Wait(WaitKind.RECEIVE, ("a\x00b", "'"), "key \u2028", 7), Wait(WaitKind.CHILDREN, ()))
+
+    world.wait_for(claim, *waits)
+
+    assert world.task(claim.task.id).waiting_for == waits
+    assert world.task(claim.task.id).available_at == 7
+    world.store.call(tasks.rewait, claim.fence, waits[1:])
+    assert world.task(claim.task.id).waiting_for == waits[1:]
+
+
+def test_waiting_for_nothing_is_refused(world: World) -> None:
+    claim = world.start()
+
+    assert isinstance(world.unchanged_by(world.wait_for, claim), StoreError)
