@@ -1,10 +1,12 @@
 """Runs the code blocks of a page, so that the documentation stays true.
 
     ```python with `# name.py` on its first line   written to the page's folder and compiled
-    ```python                                      run, top-level await allowed, in one namespace a page
+    ```python                                      run in the page's folder, top-level await allowed, in one namespace
+                                                   a page; files written before can be imported
     ```console                                     each `$ command` is run in the page's folder; the lines after it are
                                                    what it prints, `…` standing for anything
-    `$ command   # kill -9 …`                      started, and killed once a call of it is in doubt
+    `$ command  # kill -9 …`                       started, and killed once a call of it is in doubt
+    `$ command  # kill -9 … says: TEXT`            started, and killed once it has printed a line that ends in TEXT
 
 Blocks in other languages are pictures and tables, not promises.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -20,7 +23,9 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +34,7 @@ from perdure.store import open_store, steps
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_KILL = re.compile(r"  # kill -9(?:.* says: (.+)|.*)$")
 _TIMEOUT_S = 60
 
 
@@ -60,7 +66,8 @@ class PageRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._names: dict[str, object] = {"__name__": "__page__"}
+        self._page = types.ModuleType("page")
+        self._modules = {"page": self._page}  # Classes of a page are found again by their module, as anybody's are.
 
     def run(self, block: Block) -> None:
         """Run a block. Raises what its code raises, AssertionError where a command prints something else."""
@@ -74,40 +81,60 @@ class PageRun:
             compile(block.text, name[1], "exec")
             return
         code = compile(block.text, f"line {block.line}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        result = eval(code, self._names)  # noqa: S307  # Our own pages.
-        if inspect.isawaitable(result):
-            asyncio.run(_await(result))
+        with self._inside():
+            result = eval(code, vars(self._page))
+            if inspect.isawaitable(result):
+                asyncio.run(_await(result))
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """As if Python had been started in the page's folder; afterwards nothing of the page is left."""
+        before = set(sys.modules)
+        sys.modules.update(self._modules)
+        sys.path.insert(0, str(self.folder))
+        importlib.invalidate_caches()  # Files of a page are younger than what the import system remembers.
+        try:
+            with chdir(self.folder):
+                yield
+        finally:
+            sys.path.remove(str(self.folder))
+            for name in set(sys.modules) - before:
+                origin = getattr(sys.modules[name], "__file__", None) or ""
+                if name in self._modules or Path(origin).is_relative_to(self.folder):
+                    self._modules[name] = sys.modules.pop(name)
 
     def _run_command(self, command: str, expected: list[str], block: Block) -> None:
-        killed = "# kill -9" in command
+        kill = _KILL.search(command)
         command = command.partition("  #")[0].strip()
-        if killed:
-            self._run_and_kill(command)
+        if kill:
+            self._run_and_kill(command, says=kill[1])
             return
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.folder, env=self._environment(), text=True, timeout=_TIMEOUT_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )
         printed = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
         assert _fits(printed, expected), (
             f"line {block.line}: $ {command}\nprinted:\n" + "\n".join(printed) + "\nexpected:\n" + "\n".join(expected)
         )
 
-    def _run_and_kill(self, command: str) -> None:
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self._environment(),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )
+    def _run_and_kill(self, command: str, *, says: str | None) -> None:
+        output = self.folder / ".killed"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self._environment(),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )
         end = time.monotonic() + _TIMEOUT_S
         try:
-            while not self._is_in_doubt():
-                assert process.poll() is None, f"$ {command} ended before a call of it was in doubt"
-                assert time.monotonic() < end, f"$ {command} never came to a call above low risk"
+            while not (self._is_in_doubt() if says is None else _has_said(output, says)):
+                assert process.poll() is None, f"$ {command} ended before it was to be killed:\n{output.read_text()}"
+                assert time.monotonic() < end, f"$ {command} never came to where it is to be killed"
                 time.sleep(0.02)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.wait()
 
     def _is_in_doubt(self) -> bool:
         for path in self.folder.glob("*.db"):
@@ -123,7 +150,8 @@ class PageRun:
         home = Path(sys.executable).parent
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         python_path = os.pathsep.join([str(ROOT / "src"), str(self.folder)])
-        return {**kept, "PATH": f"{home}{os.pathsep}{kept['PATH']}", "PYTHONPATH": python_path, "NO_COLOR": "1"}
+        path = f"{home}{os.pathsep}{kept['PATH']}"
+        return {**kept, "PATH": path, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -154,6 +182,10 @@ def _fits(printed: list[str], expected: list[str]) -> bool:
 def _line_fits(printed: str, expected: str) -> bool:
     pattern = r"\s+".join(re.escape(word).replace("…", ".*") for word in expected.split())
     return re.fullmatch(r"\s*" + pattern + r"\s*", printed) is not None
+
+
+def _has_said(output: Path, text: str) -> bool:
+    return any(line.rstrip().endswith(text) for line in output.read_text(encoding="utf-8").splitlines())
 
 
 async def _await(awaitable: object) -> None:

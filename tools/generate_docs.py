@@ -25,7 +25,12 @@ LATER = ("session", "plan_item", "inbox")
 
 def main(arguments: list[str]) -> int:
     """Write or check every page; 1 when a check fails."""
-    pages = {"states.md": states_page(), "settings.md": settings_page(), "errors.md": errors_page(), "names.md": names()}
+    pages = {
+        "states.md": states_page(),
+        "settings.md": settings_page(),
+        "errors.md": errors_page(),
+        "names.md": names(),
+    }
     REFERENCE.mkdir(parents=True, exist_ok=True)
     stale = []
     for name, text in pages.items():

@@ -21,8 +21,10 @@ _SHOWN_CHARS: Final = 60
 
 
 def duration(ms: float) -> str:
-    """A length of time as people say it: `2.4 s`, `41 min`, `5 h`, `7 d`."""
+    """A length of time as people say it: `12 ms`, `2.4 s`, `41 min`, `5 h`, `7 d`."""
     seconds = max(0.0, ms / 1000)
+    if seconds < 1:
+        return f"{max(0.0, ms):.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s".replace(".0 s", " s")
     if seconds < 60:

@@ -61,6 +61,14 @@ def explain(tx: Transaction, task_id: str, *, recovery_limit: int = Settings().r
     return "\n".join(page)
 
 
+def standing(task: Task, reason: str) -> str:
+    """Where a task stands, as one sentence; `reason` is what `because` says."""
+    if task.status.is_terminal:
+        return f"{task.agent} {task.id} {reason}"
+    status = "paused" if task.status in (TaskStatus.IDLE, TaskStatus.SWAPPED) else task.status
+    return f"{task.agent} {task.id} is {status} because {reason}"
+
+
 def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:
     """The open questions that are all a task and everything below it wait for; none while a machine can go on.
 
@@ -165,7 +173,7 @@ def _children(tx: Transaction, wait: Wait, ids: Collection[str]) -> str:
 
 def _not_done(found: Sequence[Task], ids: Collection[str]) -> str:
     still = [child for child in found if not child.status.is_terminal]
-    known = {*ids, *(child.id for child in found)}
+    known = sorted({*ids, *(child.id for child in found)})
     names = phrases.listed([f"{child.agent} {tail(child.id, known)}" for child in still], most=3)
     are = "is" if len(still) == 1 else "are"
     return f"{len(still)} of {phrases.count(len(found), 'child', 'children')} {are} not done: {names}"
@@ -183,10 +191,10 @@ def _interrupted(tx: Transaction, task: Task) -> str:
 
 def _ended(tx: Transaction, task: Task) -> str:
     assert task.finished_at is not None, task.id
-    when = f"{phrases.duration(tx.now - task.finished_at)} ago"
+    ended = f"{task.status.replace('_', ' ')} {phrases.duration(tx.now - task.finished_at)} ago"
     if task.status is TaskStatus.COMPLETED:
-        return f"it completed {when}"
-    return f"{task.status.replace('_', ' ')} {when}: {phrases.one_line(str(tasks.read_error(tx, task.error)))}"
+        return ended
+    return f"{ended}: {phrases.one_line(str(tasks.read_error(tx, task.error)))}"
 
 
 def _is_open(question: Question) -> str:
@@ -221,9 +229,7 @@ def _as_far_as_readable(lines: Iterator[str]) -> list[str]:
 
 
 def _headline(tx: Transaction, task: Task) -> Iterator[str]:
-    status = "paused" if task.status in (TaskStatus.IDLE, TaskStatus.SWAPPED) else task.status.replace("_", " ")
-    joint = ": " if task.status.is_terminal else " because "
-    yield f"{task.agent} {task.id} is {status}{joint}{because(tx, task)}"
+    yield standing(task, because(tx, task))
     begun = phrases.duration(tx.now - task.created_at)
     parent = "" if task.parent_task_id is None else f", child of {task.parent_task_id}"
     deadline = "" if task.deadline_at is None else f", deadline {phrases.moment(task.deadline_at, tx.now)}"
@@ -291,11 +297,11 @@ def _moves(tx: Transaction, task: Task, flags: str) -> Iterator[str]:
         ways += phrases.ways_to_answer(question.id, question.kind, flags=flags)
     if task.status is TaskStatus.INTERRUPTED and not ways:
         ways.append((f"perdure resume {task.id}{flags}", "decide now, without waiting for a worker"))
+    for child in task_lists.children(tx, task.id):
+        if child.mode is Mode.FOREGROUND and not child.status.is_terminal:
+            ways.append((f"perdure why {child.id}{flags}", "what this child waits for"))
     if task.status is TaskStatus.WAITING:
         for wait in task.waiting_for:
-            for key in wait.keys if wait.kind is WaitKind.CHILDREN else ():
-                if not tasks.get(tx, key).status.is_terminal:
-                    ways.append((f"perdure why {key}{flags}", "what this child waits for"))
             if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.GONE) for key in wait.keys):
                 ways += _run_anyway(tx, task, wait, flags)
     if task.status is TaskStatus.PENDING and _no_worker(tx, task):

@@ -23,7 +23,7 @@ MAY_SCAN = {"tasks.by_ending", "tasks.counts_by_status", "questions.by_ending", 
 # Query -> its index, on SQLite and PostgreSQL where an unnamed constraint makes it.
 INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.get": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
-    "tasks.record_step": ("sqlite_autoindex_tasks_1", "(tasks_id_key|tasks_execution)"),
+    "tasks.record_step": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
     "tasks.claim": "tasks_claim",
     "tasks.next_due": "tasks_claim",
     "tasks.by_key": "tasks_idempotency",

@@ -26,7 +26,7 @@ from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import because as reason_of
-from perdure.why import open_questions
+from perdure.why import open_questions, standing
 
 _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
@@ -140,7 +140,7 @@ def cancel(
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
     else:
-        screen.put(f"{row.agent} {row.id} has ended already: {reason}; nothing changed")
+        screen.put(f"{standing(row, reason)}; nothing changed")
     if not is_done:
         raise typer.Exit(1)
 
@@ -172,8 +172,7 @@ def resume(
     if as_json:
         screen.put_json({**task_shape(row, reason), "changed": bool(said), "said": said})
     else:
-        joint = " " if row.status.is_terminal else " because "
-        screen.put(f"{said or 'nothing changed'}: {row.agent} {row.id} is {row.status}{joint}{reason}")
+        screen.put(f"{said or 'nothing changed'}: {standing(row, reason)}")
     if not goes_on:
         raise typer.Exit(1)
 

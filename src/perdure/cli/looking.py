@@ -70,7 +70,7 @@ def ps(
                 tail(task.id, ids),
                 status_word(task),
                 phrases.duration(now - task.created_at),
-                reason if task.status.is_terminal else f"because {reason}",
+                reason.removeprefix(f"{status_word(task)} ") if task.status.is_terminal else f"because {reason}",
             )
             for task, reason in rows
         ],

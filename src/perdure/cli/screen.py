@@ -68,7 +68,7 @@ def put_json(value: object) -> None:
 
 def put_rows(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> None:
     """Print rows with their columns aligned; the last one is as long as it is. `styled` is coloured by its words."""
-    lines = [[phrases.one_line(phrases.safe(cell), limit=10_000) for cell in row] for row in rows]
+    lines = [[" ".join(phrases.safe(cell).splitlines()) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     console = _console(sys.stdout)
     for line in lines:

@@ -18,7 +18,7 @@ from perdure.model.task import Attempt, Outcome, Task
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because
+from perdure.why import because, standing
 
 
 def show(
@@ -85,8 +85,7 @@ def _as_json(page: _Page) -> dict[str, Any]:
 
 def _put_header(page: _Page) -> None:
     task, outcome = page.task, page.outcome
-    joint = ": " if task.status.is_terminal else " because "
-    screen.put(f"{task.agent} {task.id}  {task.status.replace('_', ' ')}{joint}{page.because}")
+    screen.put(standing(task, page.because))
     rows = [("session", task.session_id), ("admitted", phrases.moment(task.created_at, page.now))]
     if task.idempotency_key is not None:
         rows.append(("key", task.idempotency_key))

@@ -43,4 +43,4 @@ class Instance:
     @classmethod
     def from_row(cls, row: Row) -> Self:
         """Read a row selected with the columns of this class, in order."""
-        return cls(row[0], InstanceType(row[1]), InstanceStatus(row[2]), *row[3:7], bool(row[7]), *row[8:])
+        return cls(*(row[0], InstanceType(row[1]), InstanceStatus(row[2]), *row[3:7], bool(row[7]), *row[8:]))

@@ -54,5 +54,5 @@ class Question:
     @classmethod
     def from_row(cls, row: Row) -> Self:
         """Read a row selected with the columns of this class, in order."""
-        return cls(*row[:6], QuestionKind(row[6]), *row[7:11], QuestionStatus(row[11]), *row[12:15], bool(row[15]),
-                   *row[16:])
+        kind, status, anyway = QuestionKind(row[6]), QuestionStatus(row[11]), bool(row[15])
+        return cls(*(*row[:6], kind, *row[7:11], status, *row[12:15], anyway, *row[16:]))

@@ -150,7 +150,7 @@ class Attempt:
     @classmethod
     def from_row(cls, row: Row) -> Self:
         """Read a row selected with the columns of this class, in order."""
-        return cls(*row[:5], AttemptStatus(row[5]), *row[6:])
+        return cls(*(*row[:5], AttemptStatus(row[5]), *row[6:]))
 
 
 @dataclass(frozen=True, slots=True)

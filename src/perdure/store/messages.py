@@ -68,16 +68,7 @@ def insert(
 def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 10_000) -> list[Message]:
     """Messages with seq > `after`, in order."""
     return [
-        Message(
-            row[0],
-            row[1],
-            row[2],
-            payloads.plain(tx, row[3]),
-            payloads.plain(tx, row[4]),
-            *row[5:7],
-            payloads.plain(tx, row[7]),
-            *row[8:],
-        )
+        Message(*(*row[:3], *(payloads.plain(tx, blob) for blob in row[3:5]), *row[5:7], payloads.plain(tx, row[7]), *row[8:]))
         for row in tx.all(Q.list, id=task_id, after=after, limit=limit)
     ]
 
@@ -125,7 +116,7 @@ def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_
 def checkpoints(tx: Transaction, task_id: str, *, limit: int = 1) -> list[Checkpoint]:
     """A task's checkpoints, newest first."""
     rows = tx.all(Q.checkpoints, id=task_id, limit=limit)
-    return [Checkpoint(*row[:4], payloads.body(tx, row[4]), row[5]) for row in rows]
+    return [Checkpoint(*(*row[:4], payloads.body(tx, row[4]), row[5])) for row in rows]
 
 
 # -- deliveries -----------------------------------------------------------------------------
@@ -147,7 +138,7 @@ def send(
     # Looked for under the task's lock: of two calls with one key the second then finds the first.
     known = tx.one(Q.delivery_by_key, id=task_id, name=name, key=key)
     if known is not None:
-        return Delivery(*known[:4], payloads.body(tx, known[4]), *known[5:])
+        return Delivery(*(*known[:4], payloads.body(tx, known[4]), *known[5:]))
     task = task_ops.task_from_row(row)
     if task.status.is_terminal:
         raise Refused(f"task {task_id} is {task.status}: nothing can be sent to it any more")

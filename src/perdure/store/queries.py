@@ -145,7 +145,8 @@ def fill(text: str, dialect: Dialect) -> str:
                 return _literals((next(status for status in machine.statuses if status == verb),))
             case "set":
                 return _literals({"terminal": machine.terminal, "open": machine.open, "initial": machine.initial}[verb])
-        raise KeyError(f"nothing fills {{{name}:{argument}}}")
+            case _:
+                raise KeyError(f"nothing fills {{{name}:{argument}}}")
 
     return _HOLE.sub(one, text)
 

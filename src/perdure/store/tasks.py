@@ -64,16 +64,19 @@ def get_input(tx: Transaction, task_id: str) -> TaskInput:
 
 def task_from_row(row: Row) -> Task:
     """A row selected with `{columns}`. An unknown word in it is an error, never a default."""
+    mode, lane, status, waits, reserved = row[17], row[18], row[29], row[30], row[46]
     return Task(
-        *row[:17],
-        Mode(row[17]),
-        Lane(row[18]),
-        *row[19:29],
-        TaskStatus(row[29]),
-        read_waits(row[30]),
-        *row[31:46],
-        bool(row[46]),
-        *row[47:],
+        *(
+            *row[:17],
+            Mode(mode),
+            Lane(lane),
+            *row[19:29],
+            TaskStatus(status),
+            read_waits(waits),
+            *row[31:46],
+            bool(reserved),
+            *row[47:],
+        )
     )
 
 

@@ -11,8 +11,9 @@ t.last_tool_call_id, t.forked_from, t.origin, t.event_seq, t.step_count, t.messa
 t.created_at, t.updated_at, t.started_at, t.finished_at
 
 -- fragment: owned
--- The sum keeps PostgreSQL from looking the row up by its generation, which many rows share.
-execution_id = :execution_id AND generation + 0 = :generation
+-- The row is looked up by its id. Without the CASE, PostgreSQL may take the index of all owned rows instead, which looks
+-- cheap while few are owned, and read every one of them.
+CASE WHEN execution_id = :execution_id AND generation = :generation THEN 1 END = 1
 
 -- fragment: proof
 n, event_seq, attempt, prompt_tokens, completion_tokens, cost, tool_calls, iterations
