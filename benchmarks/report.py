@@ -33,9 +33,9 @@ class Goal:
 def goals(cells: Cells) -> list[Goal]:
     """What the session says about each goal; those whose cells were not measured are left out."""
     wanted = [
-        Goal("steps/s over the limit, 1 task", _ratio(cells, 1), at_least=0.85),
-        Goal("steps/s over the limit, 8 tasks", _ratio(cells, 8), at_least=0.55),
-        Goal("steps/s over the limit, 64 tasks", _ratio(cells, 64), at_least=0.25),
+        Goal("steps/s over the limit, 1 task", _number(cells, "steps 1", "of_limit"), at_least=0.85),
+        Goal("steps/s over the limit, 8 tasks", _number(cells, "steps 8", "of_limit"), at_least=0.55),
+        Goal("steps/s over the limit, 64 tasks", _number(cells, "steps 64", "of_limit"), at_least=0.25),
         Goal("syncs a step, 1 task", _number(cells, "steps 1", "syncs"), at_most=1.05),
         Goal("syncs a step, 64 tasks", _number(cells, "steps 64", "syncs"), at_most=0.05),
         Goal("syncs of a task of one step, started here", _number(cells, "task started", "syncs"), at_most=3),
@@ -56,20 +56,14 @@ def table(cells: Cells, recorded: Mapping[str, float]) -> str:
         ("cell", "per s", "p50 ms", "p99 ms", "CPU us", "syncs", "KB written", "of the limit")
     ]
     for name, numbers in cells.items():
-        share = _ratio(cells, int(name.removeprefix("steps "))) if name.startswith("steps ") else None
         shown = [_show(numbers.get(key)) for key in ("per_s", "p50_ms", "p99_ms", "cpu_us", "syncs")]
-        rows.append((name, *shown, _show(numbers.get("written_bytes"), 1 / 1024), _show(share)))
+        rows.append((name, *shown, _show(numbers.get("written_bytes"), 1 / 1024), _show(numbers.get("of_limit"))))
     judged: list[tuple[str, ...]] = [("goal", "measured", "wanted", "", "recorded")]
     for goal in goals(cells):
         wanted = f">= {goal.at_least:g}" if goal.at_least is not None else f"<= {goal.at_most:g}"
         verdict = "met" if goal.is_met else "NOT MET"
         judged.append((goal.name, _show(goal.value), wanted, verdict, _show(recorded.get(goal.name))))
     return "\n".join([*_aligned(rows), "", *_aligned(judged)])
-
-
-def _ratio(cells: Cells, count: int) -> float | None:
-    own, limit = _number(cells, f"steps {count}", "per_s"), _number(cells, f"limit {count}", "per_s")
-    return None if own is None or limit is None else own / limit
 
 
 def _written(cells: Cells, cell: str) -> float | None:

@@ -42,7 +42,16 @@ def measure_all(plan: Plan, disk: Disk, say: Callable[[str], None]) -> dict[str,
             for name, cell, arguments in _cells(plan, databases):
                 say(f"round {number + 1} of {plan.rounds}: {name}")
                 found[name].append(_run(disk, cell, arguments))
+            _compare(plan, found)
     return {name: _medians(rounds) for name, rounds in found.items()}
+
+
+def _compare(plan: Plan, found: dict[str, list[Numbers]]) -> None:
+    """Note the share of the limit inside the round: between rounds the machine may have become another one."""
+    for count in plan.concurrency:
+        own, limit = found[f"steps {count}"][-1], found[f"limit {count}"][-1]
+        assert own["per_s"] is not None and limit["per_s"] is not None
+        own["of_limit"] = own["per_s"] / limit["per_s"]
 
 
 def _cells(plan: Plan, databases: dict[int, Path]) -> Iterator[tuple[str, str, dict[str, Any]]]:

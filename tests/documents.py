@@ -7,6 +7,7 @@
                                                    what it prints, `…` standing for anything
     `$ command  # kill -9 …`                       started, and killed once a call of it is in doubt
     `$ command  # kill -9 … says: TEXT`            started, and killed once it has printed a line that ends in TEXT
+    TASK in a command                              the id of the newest task that has no parent
 
 Blocks in other languages are pictures and tables, not promises.
 """
@@ -24,13 +25,16 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from perdure.errors import StoreError
-from perdure.store import open_store, steps
+from perdure.store import Store, open_store, steps, task_lists
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -105,7 +109,7 @@ class PageRun:
 
     def _run_command(self, command: str, expected: list[str], block: Block) -> None:
         kill = _KILL.search(command)
-        command = command.partition("  #")[0].strip()
+        command = re.sub(r"\bTASK\b", lambda _: self._newest_task(), command.partition("  #")[0].strip())
         if kill:
             self._run_and_kill(command, says=kill[1])
             return
@@ -137,14 +141,19 @@ class PageRun:
             process.wait()
 
     def _is_in_doubt(self) -> bool:
+        return any(self._stores(lambda store: bool(store.read(steps.effects, in_doubt=True))))
+
+    def _newest_task(self) -> str:
+        found = [task for tasks in self._stores(lambda store: store.read(task_lists.recent)) for task in tasks]
+        return max((task for task in found if task.parent_task_id is None), key=lambda task: task.created_at).id
+
+    def _stores(self, look: Callable[[Store], T]) -> Iterator[T]:
         for path in self.folder.glob("*.db"):
             try:
                 with open_store(str(path)) as store:
-                    if store.read(steps.effects, in_doubt=True):
-                        return True
+                    yield look(store)
             except StoreError:
-                continue
-        return False
+                continue  # It is just being made.
 
     def _environment(self) -> Mapping[str, str]:
         home = Path(sys.executable).parent

@@ -260,14 +260,18 @@ class World:
     def unchanged_by(self, act: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> object:
         """Run `act`, which must not change a single row; what it returned, or the exception it raised."""
         before = self.dump()
-        outcome: object
-        try:
-            outcome = act(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # It is the outcome; the caller says which one it wants.
-            outcome = error
+        outcome = outcome_of(act, *args, **kwargs)
         after = self.dump()
         assert after == before
         return outcome
+
+
+def outcome_of(act: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> object:
+    """What `act` returned, or the exception it raised; the caller says which one it wants."""
+    try:
+        return act(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  # It is the outcome.
+        return error
 
 
 def columns_of(table: str) -> list[str]:

@@ -9,8 +9,9 @@ import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from perdure.errors import NoTaskContext, NotInTask
 from perdure.phrases import shown
@@ -43,8 +44,7 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Scope:
+class Scope(Struct):
     """Where the running code stands: in which attempt, inside which recorded call."""
 
     runner: Runner

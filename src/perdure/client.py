@@ -369,19 +369,22 @@ class App(Client):
 
     async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an agent as a task, here, and return its result. A second run with the same key joins the first."""
+        call = call_to_start(agent, args, kwargs)
         if self._worker is not None:
-            return await (await self.start(agent, *args, **kwargs)).result()
+            return cast("R", await self._run_on(self._worker, call))
         news = News(flags=self.flags)
         try:
             async with self.worker(on_event=news.hear) as worker, beside(news.run()):
-                call = call_to_start(agent, args, kwargs)
-                new = new_task(call, key=call.options.key, lane=Lane.MAIN)
-                # Nobody is told of the admission before the result, which is durable after it.
-                admitted = await aio.call_softly(self.store, admission.admit, [new])
-                await worker.adopt(admitted.tasks[0].id)
-                return cast("R", await self._handle(admitted.tasks[0].id, call).result())
+                return cast("R", await self._run_on(worker, call))
         finally:
             await self.aclose()
+
+    async def _run_on(self, worker: Worker, call: AgentCall) -> Any:
+        new = new_task(call, key=call.options.key, lane=Lane.MAIN)
+        # Nobody is told of the admission before the result, which is durable after it.
+        admitted = await aio.call_softly(self.store, admission.admit, [new])
+        await worker.adopt(admitted.tasks[0].id)
+        return await self._handle(admitted.tasks[0].id, call).result()
 
     @asynccontextmanager
     async def worker(

@@ -113,7 +113,10 @@ class News:
     def lines(self) -> list[str]:
         """What was gathered, as lines."""
         questions = [asked_line(one, flags=self._flags) for one in self._asked.values()]
-        waiting = {one.task_id: one for one in reversed(self._asked.values()) if one.task_id in self._taken}
+        waiting: dict[str, Asked] = {}
+        for one in self._asked.values():
+            if one.task_id in self._taken:
+                waiting.setdefault(one.task_id, one)
         if self._counts_only:
             return [*_took_over(len(self._newly_taken), len(waiting.keys() & self._newly_taken)), *questions]
         resumed = [facts for task_id, facts in self._resumed.items() if task_id not in waiting]
@@ -143,8 +146,9 @@ class News:
 
 def resumed_line(facts: Mapping[str, Any]) -> str:
     """How a task goes on, and what its records have saved."""
-    saved = _saved([facts]) or "nothing from the record"
-    return f"resumed {facts['agent']} {tail(str(facts['task']))} at step {facts['step']:,}: {saved}"
+    saved = _saved([facts])
+    where = f"resumed {facts['agent']} {tail(str(facts['task']))} at step {facts['step']:,}"
+    return f"{where}: {saved}" if saved else where
 
 
 def asked_line(one: Asked, *, flags: str = "") -> str:

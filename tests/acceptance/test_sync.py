@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -339,3 +340,31 @@ async def test_an_app_is_not_run_on_an_event_loop(tmp_db: Path) -> None:
 
     with pytest.raises(WrongThread, match=r"await app\.run"):
         app.run(double, 1)
+
+
+def test_a_loop_that_an_agent_starts_itself_is_told_what_to_write(tmp_db: Path) -> None:
+    import perdure as awaited
+
+    async def inner() -> list[str]:
+        found = []
+        attempts: list[Callable[[], Any]] = [
+            lambda: perdure.model(ask_model, "hi"),
+            lambda: awaited.model(ask_model, "hi"),
+        ]
+        for attempt in attempts:
+            try:
+                await attempt()
+            except WrongThread as error:
+                found.append(str(error))
+        return [*found, str((await asyncio.to_thread(perdure.model, ask_model, "hi"))["text"])]
+
+    @perdure.agent
+    def host() -> list[str]:
+        return asyncio.run(inner())
+
+    blocking, twin, answer = new_app(tmp_db, host).run(host)
+
+    assert "await asyncio.to_thread(perdure.model, …)" in blocking
+    assert "await asyncio.to_thread" in twin
+    assert answer == "HI"
+    assert made == ["model hi"]

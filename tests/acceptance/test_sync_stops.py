@@ -333,7 +333,7 @@ async def test_a_call_whose_thread_still_runs_is_not_run_again(tmp_db: Path) -> 
         result = await task.result(timeout=LIMIT_S)
 
     assert not entered_again
-    assert result == "run 2"
+    assert result == "run 1"  # It did happen in the end, and says so itself: the answer came too early.
 
 
 async def _question(app: App) -> Question:

@@ -14,7 +14,8 @@ import pytest
 from perdure.clock import FakeClock, RandomIds, SystemClock
 from perdure.errors import BadInput, Damaged, SchemaTooNew, StoreError
 from perdure.settings import Settings
-from perdure.store import Store, open_store, sqlite_path
+from perdure.store import Store, Transaction, open_store, sqlite_path
+from perdure.store.database import ThreadWaiter
 from perdure.store.migrate import migrations
 from perdure.store.postgres import open_postgres
 from perdure.store.sqlite import SqliteDatabase
@@ -237,7 +238,21 @@ def test_every_sqlite_connection_has_what_durability_needs(store: Store) -> None
 
     full = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000}
     assert seen == [full] * 4
-    assert _pragmas(database._soft_connection) == {**full, "synchronous": 1}
+
+
+@on_file
+def test_a_durable_write_after_a_soft_one_waits_for_the_disk_again(store: Store) -> None:
+    database = store.database
+    assert isinstance(database, SqliteDatabase)
+
+    def synchronous(tx: Transaction) -> object:
+        assert isinstance(tx, SqliteTransaction)
+        return tx._connection.pragma("synchronous")
+
+    soft: ThreadWaiter[object] = ThreadWaiter()
+    database.write_softly(synchronous, soft)
+
+    assert (soft.wait(), store.call(synchronous)) == (1, 2)
 
 
 def _pragmas(connection: apsw.Connection) -> dict[str, object]:

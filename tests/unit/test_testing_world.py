@@ -186,6 +186,21 @@ async def test_a_low_tool_without_a_stand_in_really_runs() -> None:
     assert played.calls(search) == [{"query": "x"}]
 
 
+async def test_a_tool_may_stand_in_for_itself() -> None:
+    @perdure.tool
+    async def send(to: str) -> str:
+        return f"sent to {to}"
+
+    @perdure.agent
+    async def writer() -> str:
+        return await send("ana")
+
+    played = await World(tools={send: send}).play(writer)
+
+    assert played.result == "sent to ana"
+    assert played.calls(send) == [{"to": "ana"}]
+
+
 async def test_a_synchronous_tool_and_a_stand_in_may_be_of_either_kind() -> None:
     async def later(to: str) -> str:
         await asyncio.sleep(10)

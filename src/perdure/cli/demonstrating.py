@@ -16,9 +16,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH]...", help="More recorded runs, after --from.")
+    ] = None,
     *,
     sources: Annotated[
-        list[Path] | None, typer.Option("--from", metavar="PATH", help="Recorded runs to play; may be repeated.")
+        list[Path] | None, typer.Option("--from", metavar="PATH", help="Recorded runs to play: files or folders.")
     ] = None,
     kills: Annotated[int | None, typer.Option("--kills", min=0, help="How many times a worker is killed.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes at a time.")] = None,
@@ -33,6 +36,10 @@ def demo(
     """
     from perdure.demo import run_demo
 
-    given = {"sources": sources, "kills": kills, "workers": workers, "seed": seed, "copies": copies, "url": url}
+    if more and not sources:
+        raise typer.BadParameter("say --from before the paths of recorded runs", param_hint="PATH")
+    # A shell expands one pattern to many words: those after the first are paths too.
+    paths = [*(sources or ()), *(more or ())] or None
+    given = {"sources": paths, "kills": kills, "workers": workers, "seed": seed, "copies": copies, "url": url}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     raise typer.Exit(run_demo(**chosen, as_json=as_json))

@@ -198,7 +198,6 @@ async def _work(app: App, *, as_json: bool) -> int:
                 screen.note(f"{worker.instance_id} works for {names} on {app.store.database.url}")
                 await stopped.wait()
                 began, ended = loop.time(), worker
-                screen.note("stopping: a second signal leaves at once")
                 worker.stop()
             handed_back, interrupted = ended.stopped.handed_back, ended.stopped.interrupted
         took_s = loop.time() - began
@@ -221,6 +220,7 @@ async def _signals(stop: Callable[[], None]) -> AsyncIterator[list[int]]:
         if caught:
             os._exit(128 + number)
         caught.append(number)
+        screen.note("stopping: what runs is handed back; the same signal again leaves at once")
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

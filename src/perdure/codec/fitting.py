@@ -21,7 +21,6 @@ from perdure.codec.table import is_model
 
 ANY: Final[object] = typing.Any
 
-_OPEN: Final = (typing.Any, object, inspect.Parameter.empty)
 _PAIRS: Final = (dict, cabc.Mapping, cabc.MutableMapping)
 _ROWS: Final = (list, set, frozenset, cabc.Sequence, cabc.MutableSequence, cabc.Collection, cabc.Iterable, cabc.Set)
 
@@ -47,7 +46,10 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
 
 def fits(value: object, annotation: object) -> bool:
     """Whether the value may stay as it is under this annotation. What cannot be judged fits."""
-    if any(annotation is one for one in _OPEN) or isinstance(annotation, str | typing.TypeVar | typing.ForwardRef):
+    # The commonest first: this is asked of every value that a record answers with, and of all that lies in it.
+    if type(value) is annotation or _is_open(annotation):
+        return True
+    if isinstance(annotation, str | typing.TypeVar | typing.ForwardRef):
         return True
     if annotation is None:
         return value is None
@@ -70,11 +72,19 @@ def fits(value: object, annotation: object) -> bool:
     if origin is tuple:
         return _fits_tuple(cast("tuple[object, ...]", value), inner)
     if origin in _PAIRS and len(inner) == 2:
-        pairs = cast("dict[object, object]", value).items()
-        return all(fits(key, inner[0]) and fits(part, inner[1]) for key, part in pairs)
+        pairs = cast("dict[object, object]", value)
+        return _all_fit(pairs, inner[0]) and _all_fit(pairs.values(), inner[1])
     if origin in _ROWS and len(inner) == 1:
-        return all(fits(part, inner[0]) for part in cast("list[object]", value))
+        return _all_fit(cast("list[object]", value), inner[0])
     return True
+
+
+def _all_fit(values: cabc.Iterable[object], annotation: object) -> bool:
+    return _is_open(annotation) or all(fits(value, annotation) for value in values)
+
+
+def _is_open(annotation: object) -> bool:
+    return annotation is typing.Any or annotation is object or annotation is inspect.Parameter.empty
 
 
 def _fits_class(value: object, annotation: object) -> bool:

@@ -66,12 +66,13 @@ class Crew:
         self._started += 1
         with (self.folder / "workers.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "perdure.demo.worker", self.url, str(self.folder), "--seed", str(self.seed)),
+                *(sys.executable, "-m", "perdure.demo.worker", str(self.folder), "--seed", str(self.seed)),
                 *(["--killable"] if killable else []),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": _path()},
+                # An address may hold a password, and the arguments of a process are there for everybody to read.
+                env={**os.environ, "PYTHONPATH": _path(), "PERDURE_DB": self.url},
                 limit=_LINE_BYTES,
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends its workers.
             )

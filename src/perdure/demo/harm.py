@@ -18,6 +18,7 @@ from perdure.store.database import Transaction
 _LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.06  # between the moment at which a kill is due and the kill
 _ALL_AT_ONCE = 0.1  # the share of kills that take every worker
+_IDLE = 0.2  # the share of workers without a task that are killed all the same
 _FIND_S = 1.0  # how long to look for a worker inside a dangerous call
 _PROBE_S = 0.5
 _TAKE_OVER_S = 5 * SETTINGS.lease_s
@@ -57,6 +58,7 @@ class Harm:
     kills: Moments
     zombies: Moments
     steps_done: Callable[[], int]
+    has_one_stopped: bool = False
 
     async def kill_always(self) -> None:
         """Kill workers when kills are due, until cancelled."""
@@ -71,7 +73,7 @@ class Harm:
                 victims = victims[:1]
             for victim in victims[: self.kills.left]:
                 held = await aio.read(self.store, _held_by, victim.process.pid)
-                if self.crew.kill(victim):
+                if (held or self.random.random() < _IDLE) and self.crew.kill(victim):
                     self.kills.happened()
                     self.teller.say("killed", f"{victim} with kill -9, while it held {_count(held)}")
 
@@ -84,12 +86,12 @@ class Harm:
             victim = await self._find_one_inside_a_call()
             if victim is None:
                 continue
-            victim.is_spared = True
+            victim.is_spared = self.has_one_stopped = True
             try:
                 if await self._make_zombie(victim):
                     self.zombies.happened()
             finally:
-                victim.is_spared = False
+                victim.is_spared = self.has_one_stopped = False
 
     async def _find_one_inside_a_call(self) -> Member | None:
         """A worker that must not be ended by others and has a dangerous call open; any that works when none has."""

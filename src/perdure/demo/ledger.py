@@ -55,11 +55,15 @@ class Reader:
         for line in lines:
             yield json.loads(line)
 
+    def close(self) -> None:
+        """Let the file go. Safe to repeat."""
+        self._stream.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stream.close()
+        self.close()
 
 
 def effects(path: Path) -> list[Effect]:

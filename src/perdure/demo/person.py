@@ -32,6 +32,10 @@ class Person:
     def __post_init__(self) -> None:
         self._reader = Reader(self.folder / EFFECTS)
 
+    def close(self) -> None:
+        """Let the ledger go. Safe to repeat."""
+        self._reader.close()
+
     async def answer_all(self) -> list[tuple[Question, str]]:
         """Answer what is open; the questions with what was said, and why. One that cannot be answered now stays."""
         told = []

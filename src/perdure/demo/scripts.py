@@ -104,7 +104,7 @@ def like(run: str, script: str) -> str:
 
 def keep(folder: Path, scripts: Iterable[Script]) -> None:
     """Write each script into the folder."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for script in scripts:
         _path(folder, script.id).write_bytes(msgspec.json.encode(script))
 
@@ -155,6 +155,12 @@ def _script(run: RecordedRun, known: Mapping[str, RecordedRun]) -> Script:
     answered_by = _answers(run)
     contents = {call_id: entry.content for entry, call_id in answered_by}
     answers = {entry.source_id: call_id for entry, call_id in answered_by}
+    children: dict[str, str] = {}  # of two calls that name one child the first is its caller
+    for end in ends.values():
+        child = known.get(end.child_source_id or "")
+        if child is not None and child.parent_source_id == run.source_id:
+            children.setdefault(child.source_id, end.call_source_id)
+    child_of = {call_id: source_id for source_id, call_id in children.items()}
     asked: dict[int, list[Call]] = {}
     for entry in run.entries:
         match entry:
@@ -162,7 +168,12 @@ def _script(run: RecordedRun, known: Mapping[str, RecordedRun]) -> Script:
                 lines.append(_line(entry, answers))
             case CallEntry() if entry.source_id in ends and entry.source_id in contents:
                 asker = max(place for place, line in enumerate(lines) if line.role == Role.ASSISTANT)
-                call = _call(entry, ends[entry.source_id], content=contents[entry.source_id], known=known)
+                call = _call(
+                    entry,
+                    content=contents[entry.source_id],
+                    failed=ends[entry.source_id].failed,
+                    child=child_of.get(entry.source_id),
+                )
                 asked.setdefault(asker, []).append(call)
             case CallEntry() | ResultEntry():
                 continue  # A call without a result has nothing to answer with; a result stands in its message.
@@ -198,12 +209,11 @@ def _line(entry: MessageEntry, answers: Mapping[str, str]) -> Line:
     )
 
 
-def _call(entry: CallEntry, end: ResultEntry, *, content: object, known: Mapping[str, RecordedRun]) -> Call:
+def _call(entry: CallEntry, *, content: object, failed: bool, child: str | None) -> Call:
     arguments = entry.arguments if isinstance(entry.arguments, dict) else {"arguments": entry.arguments}
-    child = end.child_source_id if end.child_source_id in known else None
-    if end.failed:
-        content = _error_text(content)
-    return Call(entry.source_id, entry.name, dict(arguments), content, end.failed, child)
+    return Call(
+        entry.source_id, entry.name, dict(arguments), _error_text(content) if failed else content, failed, child
+    )
 
 
 def _as_child(run: RecordedRun, known: Mapping[str, RecordedRun]) -> tuple[object, str | None] | None:

@@ -18,7 +18,7 @@ from perdure.demo.verdict import Verdict, judge
 from perdure.demo.worker import SETTINGS
 from perdure.errors import BadInput
 from perdure.settings import Settings
-from perdure.store import Store, open_store, task_lists
+from perdure.store import Store, open_store, sqlite_path, task_lists
 
 _SHOWN_FAULTS = 10
 _INTERRUPTED = 130
@@ -47,7 +47,7 @@ def show(
     played = scripts.read_scripts(sources) if sources else scenario()
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
     scripts.keep(folder / "scripts", played)
-    plan = _plan(played, kills=kills, workers=workers, seed=seed, copies=copies, zombies=zombies)
+    plan = plan_for(played, kills=kills, workers=workers, seed=seed, copies=copies, zombies=zombies)
     url = url or str(folder / "demo.db")
     teller = Teller(as_json=as_json)
     ledger = Ledger(folder / CONFIRMED)
@@ -64,17 +64,23 @@ def show(
         verdict = judge(store, folder)
         if not in_time:
             teller.say("fault", f"given up after {plan.deadline_s:g} s")
-        _conclude(teller, trial, verdict, url)
+        # The address of a server is shown without its password.
+        _conclude(teller, trial, verdict, url if sqlite_path(url) else store.database.url)
     ledger.close()
     return 0 if verdict.is_good and in_time else 1
 
 
-def _plan(played: Sequence[Script], *, kills: int, workers: int, seed: int, copies: int, zombies: int) -> Plan:
+def plan_for(played: Sequence[Script], *, kills: int, workers: int, seed: int, copies: int, zombies: int) -> Plan:
+    """What a trial of these scripts does: all of them are played but those that are children of others."""
+    known = {script.id: script for script in played}
     children = {call.child for script in played for call in script.calls}
-    roots = [script.id for script in played if script.id not in children]
+
+    def steps_of(script: Script) -> int:
+        below = (known[call.child] for call in script.calls if call.child is not None)
+        return script.step_count + sum(steps_of(child) for child in below)
+
     return Plan(
-        runs=roots,
-        step_count=sum(script.step_count for script in played),
+        runs={script.id: steps_of(script) for script in played if script.id not in children},
         copies=copies,
         kills=kills,
         zombies=zombies,
@@ -98,7 +104,8 @@ def _introduce(teller: Teller, plan: Plan, store: Store, folder: Path, *, own: b
         f"perdure demo: {len(plan.runs)} {what}, {plan.workers} worker processes, seed {plan.seed}",
         f"{plan.kills} times a worker is killed with kill -9; {plan.zombies} times one is stopped until others have"
         " taken its work, and woken.",
-        "Each tool that changes the world writes into a ledger outside the database; a person answers by that ledger.",
+        "Tools that change the world write into a ledger outside the database. Whether a call that was cut off has",
+        "happened, no machine can know: a person is asked, and here answers by that ledger.",
         f"heartbeat {SETTINGS.heartbeat_s:g} s and lease {SETTINGS.lease_s:g} s, to be quick"
         f" (the defaults are {defaults.heartbeat_s:g} s and {defaults.lease_s:g} s)",
         f"database {store.database.url}",

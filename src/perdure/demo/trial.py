@@ -23,6 +23,7 @@ from perdure.demo.person import Person
 from perdure.demo.play import replay_run
 from perdure.demo.scripts import COPY_MARK
 from perdure.demo.telling import Teller
+from perdure.demo.worker import SETTINGS
 from perdure.errors import StoreBusy, StoreClosed
 from perdure.policy.recovery import Verdict
 from perdure.states import TaskStatus
@@ -32,6 +33,7 @@ _LOOK_S = 0.01
 _ANSWER_S = 0.1
 _TELL_S = 0.25
 _ADMITTED_AT_ONCE = 100
+_AGAIN = SETTINGS.permits  # runs for each worker that are played again
 # Kills and stops happen before this share of the work is done, so that there is work left to recover.
 _SHARE = 0.8
 # More than so many workers that end by themselves, and there is no use in starting more.
@@ -40,10 +42,9 @@ _MAX_ENDED = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a trial does: each run is played `copies` times; `step_count` is what one copy of all puts on record."""
+    """What a trial does: which runs are played, with how many steps each puts on record, its children's among them."""
 
-    runs: Sequence[str]
-    step_count: int
+    runs: Mapping[str, int]
     copies: int
     kills: int
     zombies: int
@@ -53,12 +54,7 @@ class Plan:
     @property
     def deadline_s(self) -> float:
         """When a trial is given up: far later than it ever takes."""
-        return 60 + 0.2 * self.step_count * self.copies + 2 * self.kills + 20 * self.zombies
-
-    @property
-    def max_copies(self) -> int:
-        """So often each run is played at most when there are more kills than work."""
-        return self.copies + self.kills + self.zombies
+        return 60 + 0.2 * sum(self.runs.values()) * self.copies + 2 * self.kills + 20 * self.zombies
 
 
 @dataclass(eq=False)
@@ -71,6 +67,7 @@ class Trial:
     folder: Path
     teller: Teller
     _copies: int = 0
+    _steps_due: int = 0
     _steps_done: int = 0
     _ended_by_themselves: int = 0
     _recovered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -88,60 +85,70 @@ class Trial:
 
     async def run(self) -> bool:
         """Run it; True when every task has ended, False when the deadline came first."""
-        async with self._crew:
-            for _ in range(self.plan.workers):
-                await self._start_worker()
-            await self._admit(self.plan.copies)
-            try:
-                async with asyncio.timeout(self.plan.deadline_s), asyncio.TaskGroup() as group:
-                    loops = [
-                        group.create_task(loop)
-                        for loop in (
-                            self._follow(),
-                            self._keep_alive(),
-                            self._harm.kill_always(),
-                            self._harm.stop_always(),
-                            self._answer(),
-                            self._tell(),
-                        )
-                    ]
-                    await self._until_ended()
-                    for one in loops:
-                        one.cancel()
-            except TimeoutError:
-                return False
-            finally:
-                self._tell_recovered()
+        try:
+            async with self._crew:
+                for _ in range(self.plan.workers):
+                    await self._start_worker()
+                for _ in range(self.plan.copies):
+                    await self._admit(list(self.plan.runs))
+                self._spread()
+                async with asyncio.timeout(self.plan.deadline_s):
+                    await self._go_on()
+        except TimeoutError:
+            return False
+        finally:
+            self._tell_recovered()
+            self._person.close()
         return True
+
+    async def _go_on(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(loop)
+                for loop in (
+                    self._follow(),
+                    self._keep_alive(),
+                    self._harm.kill_always(),
+                    self._harm.stop_always(),
+                    self._answer(),
+                    self._tell(),
+                )
+            ]
+            await self._until_ended()
+            for one in loops:
+                one.cancel()
 
     # -- what goes on -------------------------------------------------------------------------
 
-    async def _admit(self, copies: int) -> None:
-        """Admit more copies of every run, and spread what is still to be done to the workers over what is to do."""
-        runs = []
-        for number in range(self._copies + 1, self._copies + copies + 1):
-            mark = "" if number == 1 else f"{COPY_MARK}{number}"
-            runs += [run + mark for run in self.plan.runs]
+    async def _admit(self, runs: Sequence[str]) -> None:
+        """Admit runs, as copies of their own when they were admitted before."""
+        mark = f"{COPY_MARK}{self._copies + 1}" if self._copies else ""
         for start in range(0, len(runs), _ADMITTED_AT_ONCE):
-            batch = runs[start : start + _ADMITTED_AT_ONCE]
+            batch = [run + mark for run in runs[start : start + _ADMITTED_AT_ONCE]]
             await self._client.start_all(replay_run.options(key=run).bind(run) for run in batch)
-        self._copies += copies
-        end = self.plan.step_count * (self._copies - 1 + _SHARE)
+        self._copies += 1
+        self._steps_due += sum(self.plan.runs[run] for run in runs)
+
+    def _spread(self) -> None:
+        """Spread what is left to be done to the workers over the work that is left."""
+        end = self._steps_done + _SHARE * (self._steps_due - self._steps_done)
         for moments in (self.kills, self.zombies):
-            moments.spread(self._steps_done, max(end, self._steps_done))
+            moments.spread(self._steps_done, end)
 
     async def _until_ended(self) -> None:
-        """Until every task has ended. While kills or stops are left, more copies are admitted before work runs out."""
+        """Until every task has ended. While kills or stops are left, runs are played again before the work runs out."""
         while True:
             await asyncio.sleep(5 * _LOOK_S)
             counts = await aio.read(self.store, task_lists.counts_by_status)
             open_count = sum(count for status, count in counts.items() if not TaskStatus(status).is_terminal)
-            if (self.kills.left or self.zombies.left) and self._copies < self.plan.max_copies:
-                if open_count <= len(self.plan.runs) // 2:
-                    with suppress(StoreBusy):
-                        await self._admit(1)
-            elif not open_count:
-                return
+            if not (self.kills.left or self.zombies.left):
+                if not open_count:
+                    return
+            elif open_count <= self.plan.workers and not self._harm.has_one_stopped:
+                again = self._random.sample(list(self.plan.runs), min(len(self.plan.runs), _AGAIN * self.plan.workers))
+                with suppress(StoreBusy):
+                    await self._admit(again)
+                    self._spread()
 
     async def _follow(self) -> None:
         """Follow the ledger of what was confirmed: how far the work has come."""
@@ -176,8 +183,7 @@ class Trial:
         while True:
             self._tell_recovered()
             self.teller.progress(
-                f"step {self._steps_done} of {self.plan.step_count * self._copies}, "
-                f"kill {self.kills.done} of {self.plan.kills}"
+                f"step {self._steps_done} of {self._steps_due}, kill {self.kills.done} of {self.plan.kills}"
             )
             await asyncio.sleep(_TELL_S)
 
@@ -199,4 +205,4 @@ class Trial:
             asking = sum(self._recovered.pop((member, str(verdict)), 0) for verdict in Verdict)
             parts = [f"{resumed} go on from their records"] if resumed else []
             parts += [f"{asking} wait for an answer"] if asking else []
-            self.teller.say("recovered", f"tasks of workers that are gone: {', '.join(parts)} (seen by {member})")
+            self.teller.say("recovered", f"tasks of dead workers: {', '.join(parts)} (found by {member})")

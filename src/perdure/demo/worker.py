@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perdure.config import database_url
 from perdure.definitions import AgentDefinition, definition_of
 from perdure.demo.confirmed import watched
 from perdure.demo.ledger import CONFIRMED, Ledger
@@ -35,13 +36,12 @@ SETTINGS = Settings(
 def main(arguments: Sequence[str]) -> int:
     """Work until told to stop."""
     parser = argparse.ArgumentParser(prog="python -m perdure.demo.worker")
-    parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--killable", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(format=f"{os.getpid()} %(asctime)s %(name)s %(levelname)s %(message)s")
-    asyncio.run(_work(options.url, options.folder, seed=options.seed, killable=options.killable))
+    asyncio.run(_work(database_url(), options.folder, seed=options.seed, killable=options.killable))
     return 0
 
 

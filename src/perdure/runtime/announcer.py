@@ -45,8 +45,10 @@ class Announcer:
 
     def look(self) -> None:
         """See which attempts have gone past their records: they do something new, or wait."""
-        for attempt in [one for one in self._replaying if one.journal.is_live or one.waits.is_waiting]:
-            self.resumed(attempt)
+        # An attempt whose records have not been loaded yet has none either, and is not past them.
+        for one in list(self._replaying):
+            if one.waits.is_waiting or (len(one.journal.records) > 0 and one.journal.is_live):
+                self.resumed(one)
 
     def resumed(self, attempt: Attempt) -> None:
         """Say, once, what the records of earlier attempts have saved; also when an attempt ends."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
-from perdure.errors import BadInput, Cancelled, Damaged, StoreError, Suspend
+from perdure.errors import BadInput, Cancelled, Damaged, LeaseLost, StoreError, Suspend
 from perdure.model.question import Question
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
@@ -40,6 +40,7 @@ from perdure.settings import Settings
 from perdure.store import Store
 from perdure.store.steps import LastWord, NewStep, WordKind
 
+log = logging.getLogger(__name__)
 R = TypeVar("R")
 Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]
 
@@ -220,7 +221,7 @@ class Attempt:
             if not self.definition.is_async:
                 run = contained_in_thread(fn, *args, **kwargs)
                 return start_thread(run, context=context, name=self.definition.name)
-            return self._loop.create_task(contained(fn(*args, **kwargs)), context=context)
+            return self._loop.create_task(contained(fn, *args, **kwargs), context=context)
         except Exception as exc:  # noqa: BLE001  # Arguments that do not fit its signature: the task fails by them.
             failed: asyncio.Future[Any] = self._loop.create_future()
             failed.set_exception(exc)
@@ -266,7 +267,9 @@ class Attempt:
         if self.is_draining and self.waits.live_calls == 0 and self.stopping is None:
             self.stop(Stop.RELEASE)
 
-    def _store_failed(self, _error: StoreError) -> None:
+    def _store_failed(self, error: StoreError) -> None:
+        if not isinstance(error, LeaseLost):
+            log.error("task %s is let go, for the store failed: %s", self.task.id, error)
         self.stop(Stop.LOST)
 
     def check(self) -> None:
@@ -276,15 +279,14 @@ class Attempt:
 
     # -- open calls -----------------------------------------------------------------------------
 
-    @contextmanager
-    def open_call(self, call: Call) -> Iterator[None]:
-        """Around a call that is not answered from a record."""
+    def open_call(self, call: Call) -> None:
+        """A call begins that is not answered from a record."""
         self._open_calls[call] = asyncio.current_task()
-        try:
-            yield
-        finally:
-            self._open_calls.pop(call, None)
-            self._call_closed.set()
+
+    def close_call(self, call: Call) -> None:
+        """The call has ended, in whatever way."""
+        self._open_calls.pop(call, None)
+        self._call_closed.set()
 
     async def until_calls_may_begin(self) -> None:
         """Hold a new call while the worker stops or the agent has ended: what runs may end, nothing begins."""

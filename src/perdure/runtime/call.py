@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from perdure.codec import ANY
 from perdure.definitions import ToolCall, bind_arguments, returns
@@ -13,8 +14,7 @@ from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Call:
+class Call(Struct, kw_only=True, eq=False):
     """What to record and what to run. `input` is evidence and makes the digest; `args` are what really goes in."""
 
     kind: StepKind

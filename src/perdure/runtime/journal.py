@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure import codec
@@ -60,26 +59,32 @@ class Journal:
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a fenced write. A busy store is asked again; any other store error ends the attempt."""
-        return await self._guard(aio.call_patiently(self.store, operation, *args, **kwargs))
+        try:
+            return await aio.call_patiently(self.store, operation, *args, **kwargs)
+        except StoreError as error:
+            raise self._ended_by(error) from error
 
     async def write_softly(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Like `write` for what may be lost with the power: it is on disk with the next durable write."""
-        return await self._guard(aio.call_softly(self.store, operation, *args, **kwargs))
+        try:
+            return await aio.call_softly(self.store, operation, *args, **kwargs)
+        except StoreError as error:
+            raise self._ended_by(error) from error
 
     async def read(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a reading operation."""
-        return await self._guard(aio.read(self.store, operation, *args, **kwargs))
-
-    async def _guard(self, awaitable: Awaitable[T]) -> T:
         try:
-            return await awaitable
+            return await aio.read(self.store, operation, *args, **kwargs)
         except StoreError as error:
-            self._on_store_error(error)
-            raise asyncio.CancelledError(str(error)) from error
+            raise self._ended_by(error) from error
+
+    def _ended_by(self, error: StoreError) -> asyncio.CancelledError:
+        self._on_store_error(error)
+        return asyncio.CancelledError(str(error))
 
     # -- keys -------------------------------------------------------------------------------
 
@@ -103,25 +108,22 @@ class Journal:
             )
         return call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
 
-    @contextmanager
-    def opened(self, call: Call, key: str, body: bytes, *, parent: str) -> Iterator[None]:
-        """Around a call that runs: a second one that a replay could not tell from it is refused meanwhile."""
-        alike, keyed = (parent, call.name), f"{parent}@{call.key}"
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._running[key] = ended
+    def open(self, call: Call, key: str, body: bytes, *, parent: str) -> None:
+        """A call begins to run: until `close`, a second one that a replay could not tell from it is refused."""
+        self._running[key] = asyncio.get_running_loop().create_future()
         if call.key is not None:
-            self._open_keyed[keyed] = (call.name, codec.digest(body))
+            self._open_keyed[f"{parent}@{call.key}"] = (call.name, codec.digest(body))
         elif not call.input:
-            self._open_alike[alike] += 1
-        try:
-            yield
-        finally:
-            ended.set_result(None)
-            self._running.pop(key, None)
-            if call.key is not None:
-                self._open_keyed.pop(keyed, None)
-            elif not call.input:
-                self._open_alike[alike] -= 1
+            self._open_alike[parent, call.name] += 1
+
+    def close(self, call: Call, key: str, *, parent: str) -> None:
+        """The call has ended, in whatever way."""
+        if (running := self._running.pop(key, None)) is not None:
+            running.set_result(None)
+        if call.key is not None:
+            self._open_keyed.pop(f"{parent}@{call.key}", None)
+        elif not call.input:
+            self._open_alike[parent, call.name] -= 1
 
     async def until_settled(self, key: str) -> None:
         """Wait while this very call still runs: the call around it was cut off and begins anew."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +36,7 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
     if call.is_async and call.timeout_s is None and not call.is_dangerous:
         inside = ambient.enter(scope)
         try:
-            return await contained(call.fn(*call.args, **call.kwargs))
+            return await contained(call.fn, *call.args, **call.kwargs)
         finally:
             ambient.leave(inside)
     context = contextvars.copy_context()
@@ -46,12 +45,13 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
     until = None if call.timeout_s is None else loop.time() + call.timeout_s
     running: asyncio.Future[Any]
     if call.is_async:
-        running = loop.create_task(contained(call.fn(*call.args, **call.kwargs)), context=context)
+        running = loop.create_task(contained(call.fn, *call.args, **call.kwargs), context=context)
     else:
         running = start_thread(contained_in_thread(call.fn, *call.args, **call.kwargs), context=context, name=call.name)
     result = await _until_done(attempt, call, step, running, until=until)
-    if inspect.isawaitable(result):  # A function that only hands on a coroutine: a lambda, a partial.
-        following = loop.create_task(contained(result), context=context)
+    # A function may only hand on a coroutine: a lambda, a partial. The class is asked, for a result may be a proxy.
+    if hasattr(type(result), "__await__"):
+        following = loop.create_task(contained(lambda: result), context=context)
         result = await _until_done(attempt, call, step, following, until=until)
     return result
 
@@ -97,10 +97,13 @@ def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]
     return WordKind.FAILED, stand_ins.to_body(stand_ins.describe(exc, secrets=call.secrets))
 
 
-async def contained(awaitable: Awaitable[R]) -> R:
-    """Await it; `sys.exit` in it is an error of the function, and not the end of the worker."""
+async def contained(fn: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any) -> R:
+    """Call it and await it; `sys.exit` in it is an error of the function, and not the end of the worker.
+
+    It is called in here, for a task that is cancelled before its first turn would leave a coroutine unawaited.
+    """
     try:
-        return await awaitable
+        return await fn(*args, **kwargs)
     except SystemExit as left:
         raise RuntimeError(f"sys.exit({left.code!r}) was called") from left
 
@@ -133,23 +136,23 @@ def usage_told(scope: ambient.Scope, value: Any) -> Usage:
 def usage_of(value: Any) -> Usage:
     """Token counts as model clients give them: `.usage` or `["usage"]`, under either pair of names. Never fails."""
     try:
-        usage = _part(value, "usage")
+        usage = _reader(value)("usage")
         if usage is None or isinstance(usage, str | int | float) or callable(usage):
             return _NOTHING
-        return Usage(
-            _count(usage, "prompt_tokens", "input_tokens"), _count(usage, "completion_tokens", "output_tokens")
-        )
+        read = _reader(usage)
+        return Usage(_count(read, "prompt_tokens", "input_tokens"), _count(read, "completion_tokens", "output_tokens"))
     except Exception:  # noqa: BLE001  # A result's property may raise anything, and says nothing of usage then.
         return _NOTHING
 
 
-def _part(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+def _reader(value: Any) -> Callable[[str], Any]:
+    """How a member of it is read by name: a key or an attribute, None where it has none."""
+    return value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
 
 
-def _count(usage: Any, *names: str) -> int:
+def _count(read: Callable[[str], Any], *names: str) -> int:
     for name in names:
-        found = _part(usage, name)
+        found = read(name)
         if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
             return min(found, (1 << 63) - 1)
     return 0

@@ -36,7 +36,8 @@ def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
             body = codec.encode(replace(value, attributes={}))
         attributes[name] = codec.decode(codec.mask(body, secrets) if secrets else body)
     text = codec.mask_text(text_of(exc), secrets)
-    return Error(class_name(exc), text, classify(exc).value, attributes)
+    # Sorted as they are stored, so that they come back in the same order.
+    return Error(class_name(exc), text, classify(exc).value, dict(sorted(attributes.items())))
 
 
 def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -> BaseException:
@@ -58,7 +59,7 @@ def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -
 
 def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -> BaseException:
     name = error.type.rpartition(".")[2] or "ToolError"
-    space = {"__module__": error.type.rpartition(".")[0] or __name__, "__str__": _text}
+    space = {"__module__": error.type.rpartition(".")[0] or "builtins", "__str__": _text}
     kind: Any = type(name, bases, space)
     made: BaseException = kind.__new__(kind)
     given = error.attributes.get("args")

@@ -63,6 +63,7 @@ def start_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str
             result = context.run(fn)
         except BaseException as caught:  # noqa: BLE001  # Carried over to the loop, all of it.
             error = caught
+        _close_left_loop()
         try:
             loop.call_soon_threadsafe(settle, result, error)
             if thread.counter is not None:
@@ -75,6 +76,16 @@ def start_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str
         thread.counter.thread_goes_on()
     thread.start()
     return future
+
+
+def _close_left_loop() -> None:
+    """Close the event loop that code in this thread has made and left: frameworks do so for their blocking calls."""
+    try:
+        loop = asyncio.get_event_loop()
+    except RuntimeError:
+        return  # The usual case: this thread has none.
+    if not loop.is_running():
+        loop.close()
 
 
 def block_on(

@@ -30,8 +30,10 @@ async def call_patiently(store: Store, operation: Operation[P, T], /, *args: P.a
     For writes of the runtime, which are safe to repeat: nothing was written when the store was busy.
     """
     while True:
+        waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+        store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
         try:
-            return await call(store, operation, *args, **kwargs)
+            return await waiter.future
         except StoreBusy:
             await asyncio.sleep(0.05)
 

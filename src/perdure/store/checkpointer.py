@@ -8,7 +8,6 @@ two batches. Its size is a metric.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Protocol
 
 import apsw
@@ -24,10 +23,10 @@ class Connect(Protocol):
 
 
 class Checkpointer:
-    """Watches the log of one file, which all connections that write to it share."""
+    """Watches the log of one file."""
 
-    def __init__(self, connect: Connect, *, writers: Sequence[apsw.Connection]) -> None:
-        self._writer = writer = writers[0]
+    def __init__(self, connect: Connect, *, writer: apsw.Connection) -> None:
+        self._writer = writer
         self._page_bytes = int(writer.pragma("page_size"))
         self._pages = 0
         self._copied_at_pages = 0
@@ -35,8 +34,7 @@ class Checkpointer:
         self._at_work = threading.Lock()
         self._closing = False
         self._connection = connect()
-        for each in writers:
-            each.set_wal_hook(self._committed)
+        writer.set_wal_hook(self._committed)
         self._thread = threading.Thread(target=self._copy, name="perdure-checkpoint", daemon=True)
         self._thread.start()
 

@@ -31,11 +31,15 @@ def wait(make: Callable[[], Coroutine[Any, Any, R]], *, name: str) -> R:
 
 
 def refuse_on_loop(name: str) -> None:
-    """Raise WrongThread where an event loop runs in this thread, naming the asynchronous twin."""
+    """Raise WrongThread where an event loop runs in this thread, naming what to write instead."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
+    scope = ambient.scope()
+    if scope is not None and not scope.runner.is_on_loop:
+        # A loop that the agent itself has started: the asynchronous twin belongs to the task's.
+        raise WrongThread(f"{name} of perdure.sync blocks this loop: write await asyncio.to_thread({name}, …)")
     raise WrongThread(f"{name} of perdure.sync blocks: on an event loop import perdure and write await {name}(…)")
 
 

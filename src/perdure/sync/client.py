@@ -116,9 +116,9 @@ class Client:
         # An abandoned client must not keep the process from ending in good order.
         weakref.finalize(self, self._loop.stop)
 
-    def use(self, url: str) -> None:
-        """Take the database at `url` instead. Raises BadInput when one is open already."""
-        self._twin.use(url)
+    def use(self, url: str | None = None, *, settings: Mapping[str, object] | None = None) -> None:
+        """Take another database, or put settings on top. Raises BadInput when a database is open already."""
+        self._twin.use(url, settings=settings)
 
     def close(self) -> None:
         """Close the store, if this client opened it, and end the loop. May be called twice."""

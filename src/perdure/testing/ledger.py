@@ -10,9 +10,11 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
+
+from msgspec import structs
 
 from perdure import ambient
 from perdure.codec import evidence
@@ -75,7 +77,7 @@ class Ledger:
             return effect.result
 
         on_loop = stand_in is not None or call.is_async
-        return replace(call, fn=run_on_loop if on_loop else run_in_thread, is_async=on_loop)
+        return structs.replace(call, fn=run_on_loop if on_loop else run_in_thread, is_async=on_loop)
 
     def last_at(self, place: tuple[str, str]) -> Effect | None:
         """The last run of one step's function."""

@@ -57,6 +57,7 @@ class Line:
         self.dialect = database.dialect
         self.clock: Clock = database.clock
         self.commits: list[str] = []
+        self.identities: list[str] = []  # under which its worker has registered
         self._database = database
         self._loop = loop
         self._death = death
@@ -86,6 +87,11 @@ class Line:
         self._is_cut = True
 
     # -- the worker's end -------------------------------------------------------------------
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its worker has died."""
+        return self._is_dead
 
     def die(self) -> None:
         """Nothing goes through any more, in either direction."""
@@ -119,6 +125,7 @@ class Line:
         result = unit(spy)
         if spy.hinted:
             self._loop.something_happened()
+        self.identities += spy.identities
         if spy.writes and spy.writes != _HEARTBEAT:
             self._on_write(spy.writes)
             self.commits.append(", ".join(spy.told or spy.writes))
@@ -152,6 +159,7 @@ class _Spy:
         self._tx = tx
         self.writes: list[str] = []
         self.told: list[str] = []
+        self.identities: list[str] = []
         self.hinted = False
 
     @property
@@ -197,6 +205,8 @@ class _Spy:
             return
         self.writes.append(query.name)
         match query.name:
+            case "instances.insert":
+                self.identities.append(str(values["id"]))
             case "events.insert":
                 self.told.append(str(values["kind"]))
             case "steps.insert":

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from perdure.client import Client, Question
 from perdure.clock import SeededIds
 from perdure.definitions import AgentCall
-from perdure.errors import Error
+from perdure.errors import Error, NotFound
 from perdure.model.task import Task, WaitKind
 from perdure.runtime.durable import new_task
 from perdure.settings import Settings
@@ -131,9 +131,9 @@ class Stage:
 
     def _bury(self, actor: Actor) -> None:
         """Say that a worker is proven dead, as its lock would."""
-        if actor.worker.instance_id:
-            with suppress(LookupError):
-                self._store.call(instances.mark_stopped, actor.worker.instance_id)
+        for identity in actor.line.identities:
+            with suppress(NotFound):  # It died before its registration was durable.
+                self._store.call(instances.mark_stopped, identity)
 
     async def _answer_questions(self) -> bool:
         """Answer what is open. True when something was answered."""

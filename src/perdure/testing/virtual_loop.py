@@ -46,6 +46,11 @@ class Process:
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._kept: list[_Callback] = []
 
+    @staticmethod
+    def current() -> Process | None:
+        """The process that the running code belongs to, if any."""
+        return _process.get()
+
     def context(self) -> Context:
         """A new context in which everything belongs to this process."""
         context = contextvars.copy_context()
@@ -123,13 +128,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Set the wall clock forward or back; nothing else notices."""
         self._skew_ms += ms
 
+    @property
+    def is_in_periodic_task(self) -> bool:
+        """Whether one of a worker's periodic looks is running: time need not stop for the timers it sets."""
+        task = asyncio.current_task(self) if self.is_running() else None
+        return task is not None and task.get_name() in _PERIODIC
+
     def something_happened(self) -> None:
         """Periodic looks are worth their while again."""
         self._quiet_since_s = self._time_s
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has happened for so long that periodic looks are left out."""
+        return self._time_s >= self._quiet_since_s + self.settle_s
+
     def pass_time(self, timeout_s: float | None) -> None:
         """Nothing is ready: move on to what comes next, `timeout_s` away if it is a timer."""
-        if timeout_s is not None and self._time_s < self._quiet_since_s + self.settle_s:
+        if timeout_s is not None and not self.is_quiet:
             self._time_s += timeout_s
             return
         moments = [moment for moment in (self._next_timer_s(), self._next_moment_s()) if moment is not None]
@@ -189,8 +205,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         else:
             one = _Callback(context, callback, args)
             one.handle = handle = super().call_at(when, process.run, one, context=context)
-        task = asyncio.current_task(self) if self.is_running() else None
-        if task is None or task.get_name() not in _PERIODIC:
+        if not self.is_in_periodic_task:
             heapq.heappush(self._timers, (when, next(self._numbers), handle, process))
         return handle
 

@@ -59,10 +59,10 @@ class Play(Generic[R]):
 class World:
     """Plays agents without the real world: nothing is stored on disk, nothing takes time, nobody is asked.
 
-    `tools` gives stand-ins; a tool above low risk without one is refused, one of low risk really runs. A stand-in has
-    its effect where it returns. `answers` are found by tool, or by words in the question: "approve" or "deny" for
-    calls, a Verdict for calls in doubt (without one the world answers what it saw), any value for `ask`; NOBODY lets
-    the question expire. May be used for many plays.
+    `tools` gives stand-ins; a tool above low risk without one is refused, one of low risk really runs. A tool that
+    stands in for itself runs its own function. A stand-in has its effect where it returns. `answers` are found by tool,
+    or by words in the question: "approve" or "deny" for calls, a Verdict for calls in doubt (without one the world
+    answers what it saw), any value for `ask`; NOBODY lets the question expire. May be used for many plays.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class World:
         tools: Mapping[Tool[..., Any], Callable[..., Any]] | None = None,
         answers: Mapping[Tool[..., Any] | str, Answer] | None = None,
     ) -> None:
-        self._stand_ins = {tool_of(tool, "tools").fn: fn for tool, fn in (tools or {}).items()}
+        self._stand_ins = {tool_of(tool, "tools").fn: _plain(fn) for tool, fn in (tools or {}).items()}
         self._answers = Answers.of(answers or {})
 
     async def play(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Play[R]:
@@ -154,6 +154,12 @@ def _outcome(record: Record) -> str:
     if record.error is not None:
         return str(record.error)
     return "nothing" if record.result is None else record.result.decode()
+
+
+def _plain(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+    """A stand-in as a plain function: a decorated one would make the call that it stands for once more."""
+    definition = definition_of(stand_in)
+    return stand_in if definition is None else definition.fn
 
 
 def _definition(agent: object) -> AgentDefinition:

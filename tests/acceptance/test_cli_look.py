@@ -1,0 +1,364 @@
+"""`perdure ps`, `why`, `show`, `questions`, `effects`, and the commands that decide, on a database with a story."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perdure import codec
+from perdure.clock import FakeClock, SeededIds
+from perdure.model.message import NewMessage
+from perdure.model.question import QuestionKind
+from perdure.model.task import Claim, Usage, Wait, WaitKind, tail
+from perdure.store import instances, messages, open_store
+from tests.command_line import Desk
+from tests.world import World, done, packed, timer
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def world(desk: Desk) -> Iterator[World]:
+    """The desk's database, prepared by hand; the clock stands at the present."""
+    clock = FakeClock(wall_ms=time.time_ns() // 1_000_000 - 60_000)
+    with open_store(str(desk.db), clock=clock, ids=SeededIds(1)) as store:
+        yield World(store, clock)
+
+
+@dataclass
+class Story:
+    """A lead that waits for a child, which waits for a person; one that nobody can run; one that has ended."""
+
+    lead: Claim
+    child: Claim
+    question: str
+    nightly: str
+    ended: Claim
+
+
+@pytest.fixture
+def story(world: World) -> Story:
+    lead = world.start()
+    children = [world.spawn(lead, f"c{number}") for number in range(2)]
+    child = world.claim(children[0].id)
+    world.record(child, "look", done(["hit"], usage=Usage(900, 40)), name="search")
+    world.begin(child, "pay", name="refund", risk="high", payload=packed({"order": "o-9", "amount": 120}))
+    world.store.call(messages.append, child.fence, NewMessage("user", codec.encode("pay \x1b[31mo-9")), step_key="m")
+    evidence = {"tool": "refund", "arguments": {"order": "o-9", "amount": 120}, "cause": "it died inside",
+                "reconcile": "not listed yet", "started_at": world.clock.now_ms()}  # fmt: skip
+    question = world.ask(
+        child,
+        QuestionKind.STEP_IN_DOUBT,
+        text='did refund(order="o-9", amount=120) happen?',
+        to="finance",
+        step_key="pay",
+        evidence=packed(evidence),
+    )
+    world.set_aside(child, Wait(WaitKind.QUESTION, (question.id,)))
+    world.complete(world.claim(children[1].id))
+    world.set_aside(lead, Wait(WaitKind.CHILDREN, tuple(one.id for one in children)))
+    nightly = world.admit(agent="nightly")
+    ended = world.start()
+    world.complete(ended, {"answer": 42})
+    return Story(lead, child, question.id, nightly.id, ended)
+
+
+# -- ps -------------------------------------------------------------------------------------
+
+
+def test_every_open_task_is_listed_with_its_because(desk: Desk, story: Story) -> None:
+    said = desk.run("ps")
+
+    lines = {line.split()[1]: line for line in said.out.splitlines()}
+    child, lead, nightly = (tail(one) for one in (story.child.task.id, story.lead.task.id, story.nightly))
+    assert set(lines) == {child, lead, nightly}
+    assert f"because 1 of 2 children is not done: writer {child}" in lines[lead]
+    assert 'because question Q1 is open: did refund(order="o-9", amount=120) happen?  (to finance)' in lines[child]
+    assert "because no live worker has agent nightly (none ever had)" in lines[nightly]
+    assert (said.code, said.err) == (0, "")
+
+
+def test_columns_are_aligned_and_nothing_is_cut(desk: Desk, story: Story) -> None:
+    lines = desk.run("ps").out.splitlines()
+
+    assert len({line.index("because") for line in lines}) == 1
+    assert max(map(len, lines)) > 80
+    assert not any(line.endswith(("…", "...")) for line in lines)
+
+
+def test_filters_narrow_the_list(desk: Desk, story: Story) -> None:
+    assert len(desk.run("ps", "--agent", "nightly").out.splitlines()) == 1
+    assert len(desk.run("ps", "--status", "waiting").out.splitlines()) == 2
+    assert len(desk.run("ps", "--status", "completed").out.splitlines()) == 2
+    assert len(desk.run("ps", "--all").out.splitlines()) == 5
+    assert desk.run("ps", "--status", "asleep").code == 2
+    assert desk.run("ps", "--agent", "nobody").err == "no open tasks\n"
+
+
+def test_pages_follow_each_other_without_a_gap(desk: Desk, story: Story) -> None:
+    everything = [task["id"] for task in desk.run("ps", "--json").json["tasks"]]
+    seen: list[str] = []
+    after: list[str] = []
+    while True:
+        page = desk.run("ps", "--json", "--limit", "1", *after).json
+        seen += [task["id"] for task in page["tasks"]]
+        if page["after"] is None:
+            break
+        after = ["--after", page["after"]]
+
+    assert seen == everything
+
+
+def test_a_page_says_how_to_go_on(desk: Desk, story: Story) -> None:
+    first = desk.run("ps", "--limit", "1")
+
+    assert first.err.startswith("there may be more: --after ")
+    cursor = first.err.split()[-1]
+    assert desk.run("ps", "--limit", "1", "--after", cursor).out != first.out
+
+
+# -- why, show ------------------------------------------------------------------------------
+
+
+def test_why_takes_any_unique_ending(desk: Desk, story: Story) -> None:
+    whole = desk.run("why", story.child.task.id)
+
+    assert desk.run("why", tail(story.child.task.id)) == whole
+    assert desk.run("why", story.child.task.id[-4:].lower()) == whole
+    assert "perdure answer Q1 --happened" in whole.out
+
+
+def test_why_of_an_unknown_task_says_so(desk: Desk, story: Story) -> None:
+    assert desk.run("why", "ZZZZZZ").code == 3
+    assert desk.run("why", "ZZZZZZ").err == "perdure: no task's id ends in ZZZZZZ\n"
+
+
+def test_why_tells_as_json_what_it_tells_in_lines(desk: Desk, story: Story) -> None:
+    told = desk.run("why", story.lead.task.id, "--json").json
+
+    assert told["why"] + "\n" == desk.run("why", story.lead.task.id).out
+    assert told["because"].startswith("1 of 2 children")
+
+
+def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
+    shown = desk.run("show", story.child.task.id).out
+
+    assert shown.startswith(f"writer {story.child.task.id} is waiting because question Q1 is open: ")
+    assert "0 model calls, 2 tool calls, 940 tokens" in shown
+    assert "tool_call     completed  0 ms" in shown
+    assert 'refund(amount=120, order="o-9")' in shown
+    assert "in doubt" in shown
+    assert "1 message: --messages prints it" in shown or "--messages prints them" in shown
+
+
+def test_show_prints_the_conversation_and_a_terminal_is_safe_from_it(desk: Desk, story: Story) -> None:
+    shown = desk.run("show", story.child.task.id, "--messages").out
+
+    assert "\\x1b[31mo-9" in shown
+    assert "\x1b" not in shown
+
+
+def test_show_at_a_step_is_as_it_was(desk: Desk, story: Story) -> None:
+    whole = desk.run("show", story.child.task.id, "--json").json
+    part = desk.run("show", story.child.task.id, "--step", "1", "--json").json
+
+    assert part["records"] == whole["records"][:2]
+    assert (part["last_step"], part["complete"], whole["complete"]) == (1, True, False)
+    assert part["transcript"] == []
+    assert len(whole["transcript"]) == 1
+    assert desk.run("show", story.child.task.id, "--step", "99").code == 2
+
+
+def test_show_of_an_ended_task_has_its_result(desk: Desk, story: Story) -> None:
+    assert desk.run("show", story.ended.task.id, "--json").json["result"] == {"answer": 42}
+    assert 'result     {"answer": 42}' in desk.run("show", story.ended.task.id).out
+
+
+# -- questions, effects ---------------------------------------------------------------------
+
+
+def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
+    (line,) = desk.run("questions", "--to", "finance").out.splitlines()
+
+    assert line.startswith('Q1  step_in_doubt  refund(order="o-9", amount=120)  writer …')
+    assert "it died inside; reconcile: not listed yet" in line
+    assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
+    (told,) = desk.run("questions", "--json").json["questions"]
+    assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
+
+
+def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: Story) -> None:
+    (line,) = desk.run("effects", "--in-doubt").out.splitlines()
+
+    assert 'high  refund(amount=120, order="o-9")  in doubt  writer …' in line
+    assert line.endswith("attempt 1, host host, pid 1")
+    assert desk.run("effects", "--since", "1s").err == "no calls that may have changed the world\n"
+    assert len(desk.run("effects", "--since", "1h", "--json").json["effects"]) == 1
+    assert desk.run("effects", "--since", "someday").code == 2
+
+
+def test_a_call_that_is_being_made_is_not_in_doubt(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", name="pay", risk="high")
+
+    assert "running" in desk.run("effects").out
+    assert desk.run("effects", "--in-doubt").out == ""
+
+
+# -- deciding -------------------------------------------------------------------------------
+
+
+def test_a_second_answer_is_told_the_first(desk: Desk, story: Story) -> None:
+    first = desk.run("answer", "Q1", "--happened", "--result", '"r-88"', "--by", "ana")
+    second = desk.run("answer", "Q1", "--give-up", "--by", "bob")
+
+    assert first.out == 'Q1 answered by ana: did refund(order="o-9", amount=120) happen?\n'
+    assert second.code == 1
+    assert second.out.startswith("Q1 was already answered by ana ")
+    assert second.out.endswith(" ago; nothing changed\n")
+    assert desk.run("ps", "--status", "pending", "--agent", "writer").out != ""
+
+
+def test_anyway_adds_to_an_answer_that_is_stored(desk: Desk, story: Story) -> None:
+    desk.run("answer", "Q1", "--not-happened", "--by", "ana")
+
+    added = desk.run("answer", "Q1", "--not-happened", "--anyway", "--by", "bob", "--json")
+
+    assert (added.code, added.json["changed"], added.json["answered_by"]) == (0, True, "ana")
+
+
+def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.CALL, text="may it run?", expires_at_ms=world.clock.now_ms() + 1)
+    world.ask(claim, QuestionKind.ASK, text="which?", step_key="s")
+    world.clock.advance(10)
+    world.expire()
+    world.complete(claim)
+
+    expired, cancelled = desk.run("approve", "Q1"), desk.run("answer", "Q2", "blue")
+
+    assert (expired.code, cancelled.code) == (1, 1)
+    assert "Q1 expired" in expired.out and "nobody had answered in time; nothing changed" in expired.out
+    assert "Q2 was cancelled" in cancelled.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["answer", "Q1"],
+        ["answer", "Q1", "yes"],
+        ["answer", "Q1", "--happened", "--give-up"],
+        ["answer", "Q1", "--give-up", "--result", "1"],
+        ["answer", "Q1", "--happened", "--anyway"],
+        ["answer", "Q1", "--happened", "--result", "{no json"],
+        ["approve", "Q1"],
+        ["deny", "Q1", "--because", "no"],
+        ["deny", "Q1"],
+    ],
+)
+def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words: list[str]) -> None:
+    said = desk.run(*words)
+
+    assert said.code == 2
+    assert said.err.startswith("perdure: ")
+    assert len(said.err.splitlines()) == 1
+    assert len(desk.run("questions").out.splitlines()) == 1
+
+
+def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> None:
+    claim = world.start()
+    evidence = packed({"tool": "refund", "arguments": {}})
+    world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it happen?", evidence=evidence)
+
+    refused = desk.run("answer", "Q1", "--happened", "--result", "5")
+
+    assert refused.code == 2
+    assert refused.err == "perdure: --result of refund must be str; '5' is not\n"
+    assert desk.run("answer", "Q1", "--happened", "--result", '"r-1"').code == 0
+
+
+@pytest.mark.parametrize(
+    ("wants", "word", "value"),
+    [("bool", "yes", True), ("bool", "no", False), ("int", "7", 7), ("float", "1", 1.0), ("str", "7", "7"),
+     ("any", '{"a": 1}', {"a": 1}), ("any", "plain", "plain")],
+)  # fmt: skip
+def test_an_answer_is_of_the_type_that_was_asked_for(
+    desk: Desk, world: World, wants: str, word: str, value: object
+) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    assert desk.run("answer", "Q1", word, "--json").code == 0
+
+    ((stored,),) = world.rows("SELECT answer FROM questions")
+    assert codec.decode(codec.unpack(stored, lambda _: {})) == value
+
+
+@pytest.mark.parametrize(("wants", "word"), [("bool", "maybe"), ("int", "1.5"), ("int", "true"), ("float", "x")])
+def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    said = desk.run("answer", "Q1", word)
+
+    assert (said.code, said.err.startswith(f"perdure: Q1 wants a {wants}, not '{word}'")) == (2, True)
+
+
+def test_cancel_takes_the_children_along_and_says_when_it_was_late(desk: Desk, story: Story) -> None:
+    done_ = desk.run("cancel", story.lead.task.id, "--because", "no longer needed", "--by", "ana")
+    late = desk.run("cancel", story.lead.task.id)
+
+    assert (done_.code, late.code) == (0, 1)
+    assert late.out.startswith(f"writer {story.lead.task.id} cancelled ")
+    assert late.out.endswith("Cancelled: no longer needed; nothing changed\n")
+    assert desk.run("questions").out == ""
+    assert desk.run("show", story.child.task.id, "--json").json["status"] == "cancelled"
+
+
+def test_resume_says_yes_to_the_open_question(desk: Desk, world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    world.recover(claim.task.id)
+
+    said = desk.run("resume", claim.task.id, "--by", "ana")
+
+    assert said.code == 0
+    assert said.out.startswith(f"approved Q1: writer {claim.task.id} is pending because ")
+
+
+def test_resume_decides_where_nobody_has_decided_yet(desk: Desk, world: World) -> None:
+    free, careful = world.start(), world.start(risk="high")
+    world.interrupt(free)
+    world.interrupt(careful)
+
+    goes_on, asks = desk.run("resume", free.task.id), desk.run("resume", careful.task.id)
+
+    assert (goes_on.code, asks.code) == (0, 1)
+    assert goes_on.out.startswith("decided auto_resume (rule resume): ")
+    assert asks.out.startswith("decided pending_confirmation (rule declared_risk): ")
+    assert "question Q1 is open" in asks.out
+
+
+def test_resume_of_a_task_that_is_not_interrupted_says_why_not(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.set_aside(claim, *timer(world.clock.now_ms() + 3_600_000))
+
+    said = desk.run("resume", claim.task.id)
+
+    assert said.code == 1
+    assert said.out.startswith(f"nothing changed: writer {claim.task.id} is waiting because it sleeps until ")
+
+
+def test_a_dead_worker_is_named_until_another_looks(desk: Desk, world: World) -> None:
+    claim = world.start()
+    seen = world.store.read(instances.get, world.worker.id)
+
+    said = desk.run("ps").out
+
+    assert f"because its worker (host {seen.host}, pid {seen.pid}) has been silent for 1 min" in said
+    assert tail(claim.task.id) in said

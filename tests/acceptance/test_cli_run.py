@@ -1,0 +1,290 @@
+"""`perdure run` and `perdure worker`: real commands, killed and stopped for real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure import Client
+from perdure.states import TaskStatus
+from tests.command_line import SOURCE, Desk, Said, finish, hear
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(tmp_path, monkeypatch)
+
+
+def statuses(desk: Desk) -> list[str]:
+    return [task["status"] for task in desk.run("ps", "--all", "--json").json["tasks"]]
+
+
+# -- in good order --------------------------------------------------------------------------
+
+
+def test_the_result_is_on_standard_output_alone(desk: Desk) -> None:
+    said = desk.run("run", "writer", "hello")
+
+    assert said == Said(0, "HELLO\n", "")
+
+
+def test_a_result_that_is_no_text_is_json(desk: Desk) -> None:
+    said = desk.run("run", "lead", '["a", "b"]')
+
+    assert (said.code, said.json) == (0, ["A", "B"])
+
+
+def test_arguments_may_be_named(desk: Desk) -> None:
+    assert desk.run("run", "writer", "n=2", "topic=hi").out == "HI HI\n"
+
+
+def test_an_agent_is_found_by_module_or_in_the_app(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERDURE_APP")
+
+    assert desk.run("run", f"{desk.module}:writer", "x").out == "X\n"
+    assert desk.run("run", "writer", "x", "--app", f"{desk.module}:app").out == "X\n"
+    assert desk.run("run", f"{desk.module}.py:writer", "x").out == "X\n"
+    assert desk.run("run", "writer", "x").code == 2
+
+
+def test_json_tells_everything_about_the_task(desk: Desk) -> None:
+    told = desk.run("run", "writer", "hello", "--json").json
+
+    assert (told["status"], told["result"], told["error"], told["questions"]) == ("completed", "HELLO", None, [])
+    assert told["prompt_tokens"] == 900
+    assert told["tool_calls"] == 2
+
+
+def test_the_same_key_is_the_same_task(desk: Desk) -> None:
+    desk.run("run", "writer", "x", "--key", "k")
+
+    again = desk.run("run", "writer", "x", "--key", "k")
+
+    assert again.out == "X\n"
+    assert desk.effects == ["search x", "send team@example.org"]
+    other = desk.run("run", "writer", "y", "--key", "k")
+    assert other.code == 2
+    assert "already belongs to task" in other.err
+
+
+def test_a_finished_task_is_not_joined_without_a_key(desk: Desk) -> None:
+    desk.run("run", "writer", "x")
+
+    desk.run("run", "writer", "x")
+
+    assert len(desk.effects) == 4
+
+
+def test_the_same_line_joins_the_newest_open_task_and_new_starts_another(desk: Desk) -> None:
+    desk.run("run", "waiting", "paid", "--timeout", "0.1")
+
+    joined = desk.run("run", "waiting", "paid", "--timeout", "0.1")
+    other = desk.run("run", "waiting", "paid", "--timeout", "0.1", "--new")
+
+    assert "joins waiting …" in joined.err
+    assert "joins" not in other.err
+    assert len(statuses(desk)) == 2
+
+
+def test_a_timeout_leaves_the_task_open_and_says_why(desk: Desk) -> None:
+    said = desk.run("run", "waiting", "paid", "--timeout", "0.1")
+
+    assert (said.code, said.out) == (1, "")
+    assert 'not done after 100 ms: nobody has sent "paid" yet' in said.err
+    assert "the same line goes on with it" in said.err
+
+
+def test_a_failure_names_the_error_and_where_to_look(desk: Desk) -> None:
+    said = desk.run("run", "failing", "7")
+
+    assert (said.code, said.out) == (1, "")
+    first, second = said.err.splitlines()
+    assert first == "failed: ValueError: boom 7"
+    assert desk.run(*second.split()[1:]).code == 0
+
+
+# -- a person is waited for -----------------------------------------------------------------
+
+
+def test_a_run_that_only_a_person_can_move_ends_with_the_command_that_does(desk: Desk) -> None:
+    asks = desk.run("run", "support", "o-7")
+    assert (asks.code, asks.out) == (1, "")
+    assert "waits for support: Is the customer of o-7 entitled?  perdure answer Q1 VALUE\n" in asks.err
+
+    assert desk.run("answer", "Q1", "yes", "--by", "bob").code == 0
+    approves = desk.run("run", "support", "o-7")
+    assert approves.code == 1
+    line = 'may refund(order="o-7", amount=250) run?  perdure approve Q2 | perdure deny Q2 --because "…"'
+    assert line in approves.err
+
+    assert desk.run("approve", "Q2", "--by", "ana").code == 0
+    assert desk.run("run", "support", "o-7").out == "r-1\n"
+    assert desk.effects == ["refund o-7"]
+
+
+def test_json_names_the_open_questions(desk: Desk) -> None:
+    told = desk.run("run", "support", "o-7", "--json")
+
+    assert told.code == 1
+    (question,) = told.json["questions"]
+    assert (question["id"], question["to"], question["kind"]) == ("Q1", "support", "ask")
+
+
+def test_a_denied_call_comes_to_the_agent_with_its_reason(desk: Desk) -> None:
+    desk.run("run", "support", "o-7")
+    desk.run("answer", "Q1", "true")
+    desk.run("run", "support", "o-7")
+
+    desk.run("deny", "Q2", "--because", "already refunded", "--by", "ana")
+
+    assert desk.run("run", "support", "o-7").out == "refused by ana: already refunded\n"
+    assert desk.effects == []
+
+
+# -- killed ---------------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_with_the_same_line_and_asks_about_the_call_in_doubt(desk: Desk) -> None:
+    killed = desk.run_apart("run", "writer", "hello", DIE="1")
+    assert killed.code == -signal.SIGKILL
+    assert desk.effects == ["search hello", "send team@example.org"]
+
+    again = desk.run("run", "writer", "hello")
+
+    assert again.code == 1
+    resumed, waits = again.err.splitlines()[1:3]
+    assert resumed.startswith("resumed writer …")
+    assert "at step 4: 1 model call, 1 tool call from the record (940 tokens not bought again)" in resumed
+    assert 'did send_email(to="team@example.org", body="hello") happen?  perdure answer Q1 --happened |' in waits
+    assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
+    assert desk.run("run", "writer", "hello").out == "HELLO\n"
+    assert desk.effects == ["search hello", "send team@example.org"]
+
+
+def test_what_was_recovered_together_is_told_as_one_line(desk: Desk) -> None:
+    desk.run_apart("run", "lead", '["a", "b", "c"]', DIE="1")
+
+    again = desk.run("run", "lead", '["a", "b", "c"]')
+
+    (line,) = [one for one in again.err.splitlines() if one.startswith("recovered ")]
+    assert re.match(r"recovered 4 tasks: \d resumed at step [\d, and]+, \d waits? for you: did send_email\(", line)
+    for question in desk.run("questions", "--json").json["questions"]:
+        assert desk.run("answer", question["id"], "--not-happened").code == 0
+    assert desk.run("run", "lead", '["a", "b", "c"]').json == ["A", "B", "C"]
+
+
+def test_a_program_with_app_run_says_the_same(desk: Desk) -> None:
+    program = f"import asyncio, {desk.module} as desk; print(asyncio.run(desk.app.run(desk.writer, 'hello')))"
+    program = program.replace("desk.writer,", "desk.writer.options(key='k'),")
+    environment = {**os.environ, **desk.environment, "PYTHONPATH": f"{SOURCE}:{desk.folder}"}
+    killed = subprocess.run([sys.executable, "-c", program], env={**environment, "DIE": "1"}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    heard = hear(process.stderr, "waits for you")
+
+    assert heard[0].startswith("resumed writer …")
+    assert "perdure answer Q1 --happened | --not-happened | --give-up" in heard[-1]
+    assert desk.run("answer", "Q1", "--happened").code == 0
+    assert finish(process) == Said(0, "HELLO\n", "")
+
+
+# -- stopped --------------------------------------------------------------------------------
+
+
+def begin_waiting(desk: Desk) -> str:
+    """A task that waits, in a process that runs it; its id."""
+    (task,) = desk.run("ps", "--json").json["tasks"]
+    return str(task["id"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_hands_the_task_back_and_another_run_goes_on(desk: Desk, number: int) -> None:
+    with desk.begin("run", "waiting", "paid") as process:
+        wait_for_effect(desk, "waiting paid")
+        stopped = finish(process, number)
+
+    assert stopped.code == 128 + number
+    assert "the same line goes on with it" in stopped.err
+    assert statuses(desk) == [TaskStatus.PENDING]
+    asyncio.run(send(desk, begin_waiting(desk), "paid", "yes"))
+    assert desk.run("run", "waiting", "paid").out == "yes\n"
+
+
+def test_a_worker_hands_back_and_another_takes_over(desk: Desk) -> None:
+    with desk.begin("worker") as process:
+        hear(process.stderr, " works for careful, failing, lead, support, waiting, writer on ")
+        asyncio.run(start(desk, "waiting", ["a", "b", "c"]))
+        for name in "abc":
+            wait_for_effect(desk, f"waiting {name}")
+        stopped = finish(process, signal.SIGTERM)
+    assert stopped.code == 0
+    assert stopped.out.startswith("3 handed back between two steps, 0 interrupted (")
+
+    with desk.begin("worker", f"{desk.module}:app", "--permits", "2") as process:
+        heard = hear(process.stderr, "took over")
+        assert heard[-1] == "took over 3: 3 running, 0 questions"
+        stopped = finish(process, signal.SIGINT)
+    assert stopped.code == 0
+
+
+def test_a_worker_tells_as_json_what_it_handed_back(desk: Desk) -> None:
+    with desk.begin("worker", "--json") as process:
+        hear(process.stderr, "works for")
+        stopped = finish(process, signal.SIGTERM)
+
+    told = stopped.json
+    assert (told["handed_back"], told["interrupted"]) == (0, 0)
+    assert told["instance"].startswith("agt_")
+
+
+def test_a_second_signal_leaves_at_once(desk: Desk) -> None:
+    slow = desk.folder / "slow.py"
+    slow.write_text(
+        "import asyncio, perdure\n"
+        "@perdure.tool(risk='low')\n"
+        "async def long() -> None:\n"
+        "    print('inside', flush=True)\n"
+        "    await asyncio.sleep(3600)\n"
+        "@perdure.agent\n"
+        "async def agent() -> None:\n"
+        "    await long()\n"
+        "app = perdure.App(agents=[agent])\n"
+    )
+    with desk.begin("run", "slow:agent", PERDURE_APP="", PERDURE_SHUTDOWN_GRACE_S="600") as process:
+        hear(process.stdout, "inside")
+        process.send_signal(signal.SIGTERM)
+        hear(process.stderr, "again")
+        stopped = finish(process, signal.SIGTERM)
+
+    assert stopped.code == 128 + signal.SIGTERM
+    assert statuses(desk) == [TaskStatus.RUNNING]
+
+
+# -- helpers --------------------------------------------------------------------------------
+
+
+def wait_for_effect(desk: Desk, effect: str) -> None:
+    """Until a tool or agent of the other process has written its line; the test's time limit ends it otherwise."""
+    while effect not in desk.effects:
+        os.sched_yield()
+
+
+async def start(desk: Desk, agent: str, names: list[str]) -> None:
+    async with Client(str(desk.db)) as client:
+        for name in names:
+            await client.start(agent, name=name)
+
+
+async def send(desk: Desk, task_id: str, name: str, value: object) -> None:
+    async with Client(str(desk.db)) as client:
+        await client.send(task_id, name, value)

@@ -1,0 +1,106 @@
+"""The demo, with real processes that are really killed: the three promises, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.demo import run_demo
+from perdure.errors import BadInput
+from tests.recorded_data import DATA, requires_data
+
+FAULTS = ("lost", "twice", "stuck", "unequal")
+
+
+@pytest.fixture(autouse=True)
+def _keep_files_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the demo leaves for people to look at goes away with the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def counts_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    out = capsys.readouterr().out
+    counts: dict[str, Any] = json.loads(out)
+    return counts
+
+
+def test_the_scenario_survives_kills_and_a_zombie(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_demo(kills=4, zombies=1, seed=1, as_json=True)
+
+    counts = counts_of(capsys)
+    assert {name: counts[name] for name in FAULTS} == dict.fromkeys(FAULTS, 0)
+    assert (code, counts["kills"], counts["zombies"]) == (0, 4, 1)
+    assert counts["tasks"] >= 20
+    assert counts["resumed"] > 0
+    assert counts["asked"] == counts["answered"]
+    assert list(counts) == ("tasks steps kills zombies resumed asked answered lost twice stuck unequal seconds".split())
+
+
+@requires_data
+def test_recorded_runs_of_a_benchmark_survive_kills(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_demo(sources=[DATA / "tau-bench"], kills=8, zombies=0, seed=2, as_json=True)
+
+    counts = counts_of(capsys)
+    assert {name: counts[name] for name in FAULTS} == dict.fromkeys(FAULTS, 0)
+    assert (code, counts["kills"]) == (0, 8)
+    assert counts["tasks"] >= 40
+
+
+@requires_data
+def test_recorded_sessions_with_subagents_survive_kills(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_demo(sources=[DATA / "claude-code"], kills=8, zombies=1, seed=3, as_json=True)
+
+    counts = counts_of(capsys)
+    assert {name: counts[name] for name in FAULTS} == dict.fromkeys(FAULTS, 0)
+    assert (code, counts["kills"], counts["zombies"]) == (0, 8, 1)
+    assert counts["tasks"] >= 23
+
+
+@pytest.mark.slow(timeout_s=180)
+def test_the_same_on_postgres(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_demo(kills=4, zombies=1, seed=4, url=postgres_url, as_json=True)
+
+    counts = counts_of(capsys)
+    assert {name: counts[name] for name in FAULTS} == dict.fromkeys(FAULTS, 0)
+    assert (code, counts["kills"], counts["zombies"]) == (0, 4, 1)
+
+
+def test_where_nobody_watches_a_terminal_it_prints_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_demo(kills=1, zombies=0, workers=1, seed=5)
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "\x1b" not in out
+    assert "killed     worker 1" in out
+    assert out.count("kept    ") == 3
+    assert "perdure ps --db " in out
+
+
+def test_a_database_in_use_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = str(tmp_path / "used.db")
+    run_demo(kills=0, zombies=0, url=url, as_json=True)
+    before = counts_of(capsys)["tasks"]
+
+    with pytest.raises(BadInput, match="holds tasks already"):
+        run_demo(kills=0, zombies=0, url=url, as_json=True)
+
+    assert before == 20
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.json"
+    path.write_text('{"a": 1}')
+
+    with pytest.raises(BadInput, match="unknown format"):
+        run_demo(sources=[path], kills=0)
+
+
+@pytest.mark.parametrize("wrong", [{"kills": -1}, {"workers": 0}, {"copies": 0}, {"zombies": -1}])
+def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"{next(iter(wrong))} is"):
+        run_demo(**wrong)

@@ -1,0 +1,128 @@
+"""What people type: arguments of agents, instants, and words that become values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.cli.arguments import accept, read_arguments
+from perdure.cli.moments import parse_since
+from perdure.definitions import AgentDefinition, definition_of
+from perdure.errors import BadInput
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    id: str
+    amount: int
+
+
+@perdure.agent
+async def typed(text: str, count: int = 1, *, order: Order | None = None, color: Color = Color.RED) -> None:
+    """Takes what it takes."""
+
+
+@perdure.agent
+async def open_(anything: Any, *rest: int, **more: Any) -> None:
+    """Takes anything."""
+
+
+def read(agent: object, *words: str) -> tuple[list[Any], dict[str, Any]]:
+    definition = definition_of(agent)
+    assert isinstance(definition, AgentDefinition)
+    return read_arguments(definition, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["hello"], ["hello"]),
+        (["42"], ["42"]),
+        (["true", "3"], ["true", 3]),
+        (["a=b"], ["a=b"]),
+        (["{not json"], ["{not json"]),
+    ],
+)
+def test_words_become_what_the_parameter_wants(words: list[str], given: list[Any]) -> None:
+    assert read(typed, *words) == (given, {})
+
+
+def test_a_name_gives_a_parameter_by_name() -> None:
+    given, named = read(typed, "x", "count=7", 'order={"id": "o-7", "amount": 250}', "color=red")
+
+    assert given == ["x"]
+    assert named == {"count": 7, "order": Order("o-7", 250), "color": Color.RED}
+
+
+def test_without_annotation_json_is_json_and_all_else_text() -> None:
+    assert read(open_, '{"a": [1]}') == ([{"a": [1]}], {})
+    assert read(open_, "plain text") == (["plain text"], {})
+    assert read(open_, "NaN") == (["NaN"], {})
+    assert read(open_, "x", "1", "2", "key=null") == (["x", 1, 2], {"key": None})
+
+
+@pytest.mark.parametrize("words", [["x", "many"], ["x", "1.5"], ["x", "order=7"], ["x", "color=blue"]])
+def test_a_word_that_does_not_fit_is_refused_with_its_parameter(words: list[str]) -> None:
+    with pytest.raises(BadInput, match=r"argument (count|order|color) must be") as refused:
+        read(typed, *words)
+
+    assert refused.value.field == "arguments"
+
+
+def test_one_word_too_many_is_refused() -> None:
+    with pytest.raises(BadInput, match="typed takes 2 arguments; 'z' is one too many"):
+        read(typed, "x", "1", "z")
+
+
+def test_a_value_is_made_what_the_annotation_says() -> None:
+    assert accept([{"id": "o", "amount": 1}], Order, what="it", text="") == Order("o", 1)
+    with pytest.raises(BadInput, match="it must be Order; 'x' is not"):
+        accept(["x"], Order, what="it", text="x")
+
+
+NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC).astimezone()
+NOW_MS = int(NOW.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("15m", timedelta(minutes=15)),
+        ("15 min", timedelta(minutes=15)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("1.5h", timedelta(minutes=90)),
+    ],
+)
+def test_a_length_of_time_is_that_long_ago(text: str, ago: timedelta) -> None:
+    assert parse_since(text, now_ms=NOW_MS) == NOW_MS - ago.total_seconds() * 1000
+
+
+def test_a_time_of_day_is_the_last_one_that_has_been() -> None:
+    earlier, later = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
+
+    assert parse_since(f"{earlier:%H:%M}", now_ms=NOW_MS) == earlier.timestamp() * 1000
+    assert parse_since(f"{later:%H:%M}", now_ms=NOW_MS) == (later - timedelta(days=1)).timestamp() * 1000
+
+
+def test_a_date_is_its_beginning_in_local_time_and_a_zone_is_kept() -> None:
+    day = datetime(2026, 3, 1).astimezone()
+
+    assert parse_since("2026-03-01", now_ms=NOW_MS) == day.timestamp() * 1000
+    assert parse_since("2026-03-01T00:00:00+00:00", now_ms=NOW_MS) == 1772323200000
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "25:00", "-3h", "3 weeks"])
+def test_what_is_no_instant_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is no instant"):
+        parse_since(text, now_ms=NOW_MS)

@@ -1,0 +1,138 @@
+"""What a run tells while it goes on: what was recovered together is one line, and every question names its commands."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from perdure.news import News
+
+TASK = "01J0000000000000000000"
+
+
+def facts(number: int, **more: Any) -> dict[str, Any]:
+    return {"task": f"{TASK}{number:04d}", "agent": "lead", "attempt": 2, **more}
+
+
+def resumed(number: int, *, step: int = 6, models: int = 0, tools: int = 0, tokens: int = 0) -> dict[str, Any]:
+    return facts(number, step=step, model_calls=models, tool_calls=tools, tokens=tokens)
+
+
+def question(number: int, task: int, *, kind: str = "step_in_doubt", text: str = "did it happen?") -> dict[str, Any]:
+    return facts(task, question=f"Q{number}", kind=kind, text=text, to="")
+
+
+def test_one_resumed_task_is_told_with_what_its_records_saved() -> None:
+    news = News()
+    news.hear("took_over", facts(1))
+
+    news.hear("resumed", resumed(1, models=3, tools=2, tokens=4180))
+
+    assert news.lines() == [
+        "resumed lead …0001 at step 6: 3 model calls, 2 tool calls from the record (4,180 tokens not bought again)"
+    ]
+
+
+def test_a_task_whose_records_saved_no_call_is_told_all_the_same() -> None:
+    news = News()
+    news.hear("took_over", facts(1))
+
+    news.hear("resumed", resumed(1, step=1))
+
+    assert news.lines() == ["resumed lead …0001 at step 1"]
+
+
+def test_several_recovered_tasks_are_one_line() -> None:
+    news = News(flags=" --db a.db")
+    for number in (1, 2, 3):
+        news.hear("took_over", facts(number))
+    news.hear("resumed", resumed(1, step=7, models=1, tokens=10))
+    news.hear("resumed", resumed(2, step=4, tools=2))
+    news.hear("resumed", resumed(3, step=5))
+    news.hear("question", question(19, 3))
+
+    lines = news.lines()
+
+    assert lines == [
+        "recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did it happen?",
+        "  1 model call, 2 tool calls from the record (10 tokens not bought again)",
+        "  waits for you: did it happen?  perdure answer Q19 --db a.db --happened | --not-happened | --give-up",
+    ]
+
+
+def test_a_question_of_a_task_that_was_begun_here_is_told_alone() -> None:
+    news = News()
+    news.hear("started", facts(1))
+
+    news.hear("question", {**question(3, 1, kind="call", text="may it run?"), "to": "finance"})
+
+    assert news.lines() == ['waits for finance: may it run?  perdure approve Q3 | perdure deny Q3 --because "…"']
+
+
+def test_later_attempts_of_this_process_are_no_news() -> None:
+    news = News()
+    news.hear("started", facts(1))
+    news.hear("took_over", facts(1))
+
+    news.hear("resumed", resumed(1, models=3))
+
+    assert news.lines() == []
+
+
+def test_a_question_is_told_once() -> None:
+    told: list[str] = []
+    news = News(say=told.append)
+    news.hear("question", question(3, 1))
+    news.tell()
+
+    news.hear("question", question(3, 1))
+    news.tell()
+
+    assert len(told) == 1
+
+
+def test_a_task_that_waits_for_a_yes_to_go_on_counts_as_recovered() -> None:
+    news = News()
+    news.hear("took_over", facts(1))
+    news.hear("resumed", resumed(1, step=2))
+
+    news.hear("recovered", facts(2, verdict="park", steps=3, question="Q5", text="again?"))
+
+    assert news.lines()[0] == "recovered 2 tasks: 1 resumed at step 2, 1 waits for you: again?"
+    assert "perdure approve Q5" in news.lines()[1]
+
+
+def test_a_worker_counts_what_it_took_over() -> None:
+    news = News(counts_only=True)
+    for number in range(500):
+        news.hear("took_over", facts(number))
+    for number in range(7):
+        news.hear("question", question(number, number))
+
+    lines = news.lines()
+
+    assert lines[0] == "took over 500: 493 running, 7 questions"
+    assert len(lines) == 8
+
+
+def test_a_worker_that_took_over_nothing_says_nothing() -> None:
+    news = News(counts_only=True)
+
+    news.hear("started", facts(1))
+
+    assert news.lines() == []
+
+
+async def test_what_comes_together_is_told_together_and_the_rest_at_the_end() -> None:
+    told: list[str] = []
+    news = News(say=told.append)
+    running = asyncio.get_running_loop().create_task(news.run())
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        news.hear("took_over", facts(number))
+        news.hear("resumed", resumed(number))
+
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert told == ["recovered 2 tasks: 2 resumed at step 6 and 6"]

@@ -1,0 +1,311 @@
+"""Why a task stands where it stands: a clause for each status, a page with what moves it on, and who is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure import why
+from perdure.clock import FakeClock, SeededIds
+from perdure.errors import Error, NotFound
+from perdure.model.question import Question, QuestionKind
+from perdure.model.task import Wait, WaitKind, tail
+from perdure.store import MEMORY, ends, open_store, questions, tasks
+from tests.world import World, packed, timer
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    clock = FakeClock()
+    with open_store(MEMORY, clock=clock, ids=SeededIds(1)) as store:
+        yield World(store, clock)
+
+
+def because(world: World, task_id: str) -> str:
+    return world.store.read(lambda tx: why.because(tx, tasks.get(tx, task_id)))
+
+
+def explain(world: World, task_id: str, **more: Any) -> str:
+    return world.store.read(why.explain, task_id, **more)
+
+
+def asked(world: World, task_id: str) -> tuple[Question, ...]:
+    return world.store.read(why.people_asked, task_id)
+
+
+# -- one clause -----------------------------------------------------------------------------
+
+
+def test_an_agent_that_no_worker_ever_had_is_said(world: World) -> None:
+    task = world.admit(agent="nightly")
+
+    assert because(world, task.id) == "no live worker has agent nightly (none ever had)"
+
+
+def test_a_worker_that_had_the_agent_is_named_with_when_it_was_seen(world: World) -> None:
+    world.new_worker(("nightly", ""))
+    task = world.admit(agent="nightly")
+    assert because(world, task.id).startswith("it is due")
+
+    world.clock.advance(60_000)
+
+    assert because(world, task.id).startswith("no live worker has agent nightly (last seen ")
+    assert because(world, task.id).endswith(" on host host)")
+
+
+def test_a_task_that_is_tried_again_says_when_and_after_what(world: World) -> None:
+    claim = world.start()
+    at = world.clock.now_ms() + 12_000
+
+    world.store.call(tasks.retry, claim.fence, available_at=at, error=Error("ValueError", "boom"))
+
+    said = because(world, claim.task.id)
+    assert said.startswith("it is tried again in 12 s, at ")
+    assert said.endswith("after failure 1: ValueError: boom")
+
+
+def test_a_delayed_task_says_when_it_starts(world: World) -> None:
+    task = world.admit(delay_ms=120_000)
+
+    assert because(world, task.id).startswith("it is to start in 2 min, at ")
+
+
+def test_a_running_task_names_host_and_pid(world: World) -> None:
+    claim = world.start()
+
+    assert because(world, claim.task.id).startswith("host host, pid 1 runs it since ")
+
+
+def test_a_silent_owner_is_said_to_be_silent(world: World) -> None:
+    claim = world.start()
+
+    world.clock.advance(41 * 60_000)
+
+    assert because(world, claim.task.id) == (
+        "its worker (host host, pid 1) has been silent for 41 min: the next worker takes it over"
+    )
+
+
+def test_children_that_are_not_done_are_counted_and_named(world: World) -> None:
+    claim = world.start()
+    children = [world.spawn(claim, f"c{number}") for number in range(3)]
+    world.set_aside(claim, Wait(WaitKind.CHILDREN, tuple(child.id for child in children)))
+    for child in children[:2]:
+        world.store.call(ends.cancel, child.id)
+
+    said = because(world, claim.task.id)
+
+    assert said == f"1 of 3 children is not done: writer {tail(children[2].id)}"
+
+
+def test_a_parent_that_was_handed_back_still_names_its_children(world: World) -> None:
+    claim = world.start()
+    child = world.spawn(claim)
+    world.store.call(tasks.release, claim.fence, reason="stopping")
+    world.clock.advance(60_000)
+
+    said = because(world, claim.task.id)
+
+    assert said.startswith(f"1 of 1 child is not done: writer {tail(child.id)}; no live worker has agent writer")
+
+
+def test_an_open_question_is_quoted_with_whom_it_is_for(world: World) -> None:
+    claim = world.start()
+    question = world.ask(claim, text='did refund(order="o-9") happen?', to="finance")
+    world.set_aside(claim, Wait(WaitKind.QUESTION, (question.id,)))
+
+    said = because(world, claim.task.id)
+
+    assert said == f'question {question.id} is open: did refund(order="o-9") happen?  (to finance)'
+
+
+def test_a_sleeper_says_until_when(world: World) -> None:
+    claim = world.start()
+    world.set_aside(claim, *timer(world.clock.now_ms() + 48 * 60_000))
+
+    assert because(world, claim.task.id).startswith("it sleeps until ")
+    assert because(world, claim.task.id).endswith("(in 48 min)")
+
+
+def test_a_receiver_says_what_nobody_has_sent(world: World) -> None:
+    claim = world.start()
+    world.set_aside(claim, Wait(WaitKind.RECEIVE, ("paid",)))
+
+    assert because(world, claim.task.id) == 'nobody has sent "paid" yet'
+
+
+def test_an_answer_that_waits_for_a_worker_to_be_gone_says_so_and_what_to_do(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    question = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    world.store.call(questions.answer, question.id, by="ana", value=packed({"verdict": "not_happened"}))
+    gone = f"gone:{world.worker.id}"
+    world.set_aside(claim, Wait(WaitKind.TIMER, (gone,), "pay", world.clock.now_ms() + 1000))
+
+    said = because(world, claim.task.id)
+
+    assert said == "the answer is stored and acts once worker worker-0 (host host, pid 1) is proven gone"
+    assert f"perdure answer {question.id} --not-happened --anyway" in explain(world, claim.task.id)
+
+
+def test_several_waits_are_all_told(world: World) -> None:
+    claim = world.start()
+    world.set_aside(claim, Wait(WaitKind.RECEIVE, ("paid",)), *timer(world.clock.now_ms() + 60_000))
+
+    assert because(world, claim.task.id).count("; ") == 1
+
+
+def test_an_interrupted_task_says_what_ended_it_until_a_person_is_asked(world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    assert because(world, claim.task.id) == (
+        "its attempt ended without an outcome (gone); the next worker decides whether it goes on"
+    )
+
+    world.recover(claim.task.id)
+
+    assert because(world, claim.task.id).startswith("question Q1 is open: ")
+
+
+def test_an_ended_task_says_how(world: World) -> None:
+    claim, other = world.start(), world.start()
+    world.complete(claim)
+    world.fail(other)
+
+    world.clock.advance(120_000)
+
+    assert because(world, claim.task.id) == "completed 2 min ago"
+    assert because(world, other.task.id) == "failed 2 min ago: ValueError: boom"
+
+
+@pytest.mark.parametrize("status", ["idle", "swapped"])
+def test_a_paused_task_says_so(world: World, status: str) -> None:
+    task = world.admit()
+    world.execute("UPDATE tasks SET status = 'idle' WHERE id = :id", id=task.id)
+    world.execute("UPDATE tasks SET status = :status WHERE id = :id AND :status <> 'idle'", id=task.id, status=status)
+
+    assert because(world, task.id) == "its session is paused"
+    assert explain(world, task.id).startswith(f"writer {task.id} is paused because its session is paused")
+
+
+# -- the page -------------------------------------------------------------------------------
+
+
+def test_the_page_of_an_undecided_task_shows_what_a_worker_would_decide(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", name="pay", risk="high")
+    world.interrupt(claim)
+
+    page = explain(world, claim.task.id)
+
+    assert "not decided yet; a worker would now decide auto_resume (rule step_in_doubt)" in page
+    assert 'step 1, high: pay(key="pay")' in page
+    assert "in doubt" in page
+    assert f"perdure resume {claim.task.id}" in page
+    assert world.task(claim.task.id).status == "interrupted"
+
+
+def test_the_page_shows_the_stored_decision_the_attempts_and_the_commands(world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    world.recover(claim.task.id)
+
+    page = explain(world, claim.task.id, flags=" --db x.db")
+
+    assert "pending_confirmation (rule resume_asks)" in page
+    assert "attempt 1 from " in page
+    assert "perdure approve Q1 --db x.db " in page
+    assert 'perdure deny Q1 --because "…" --db x.db ' in page
+    assert f"perdure cancel {claim.task.id} --db x.db " in page
+
+
+def test_the_page_of_an_ended_task_has_no_commands(world: World) -> None:
+    claim = world.start()
+    world.complete(claim)
+
+    page = explain(world, claim.task.id)
+
+    assert "what moves it on" not in page
+    assert page.startswith(f"writer {claim.task.id} completed ")
+
+
+def test_a_damaged_trace_is_part_of_the_answer(world: World) -> None:
+    claim = world.start()
+    world.record(claim, "a")
+    world.execute("UPDATE steps SET output = :blob WHERE key = 'a'", blob=b"?")
+
+    page = explain(world, claim.task.id)
+
+    assert "the rest cannot be read: " in page
+    assert "what moves it on" in page
+
+
+def test_an_unknown_task_is_not_found(world: World) -> None:
+    with pytest.raises(NotFound):
+        explain(world, "01NOBODY")
+
+
+# -- who alone is waited for ----------------------------------------------------------------
+
+
+def test_a_task_that_waits_for_one_answer_waits_for_a_person(world: World) -> None:
+    claim = world.start()
+    question = world.ask(claim)
+    world.wait_for(claim, Wait(WaitKind.QUESTION, (question.id,)))
+
+    assert [one.id for one in asked(world, claim.task.id)] == [question.id]
+
+
+def test_questions_below_count_when_nothing_else_moves(world: World) -> None:
+    claim = world.start()
+    child, other = world.spawn(claim, "c"), world.spawn(claim, "d")
+    below = world.claim(child.id)
+    question = world.ask(below)
+    world.wait_for(below, Wait(WaitKind.QUESTION, (question.id,)))
+    world.wait_for(claim, Wait(WaitKind.CHILDREN, (child.id, other.id)))
+    assert asked(world, claim.task.id) == ()
+
+    world.store.call(ends.cancel, other.id)
+
+    assert [one.id for one in asked(world, claim.task.id)] == [question.id]
+
+
+@pytest.mark.parametrize("wait", [Wait(WaitKind.RECEIVE, ("paid",)), Wait(WaitKind.TIMER, (), until_ms=1 << 50)])
+def test_a_task_that_something_else_may_wake_does_not_wait_for_people_alone(world: World, wait: Wait) -> None:
+    claim = world.start()
+    question = world.ask(claim)
+    world.wait_for(claim, Wait(WaitKind.QUESTION, (question.id,)), wait)
+
+    assert asked(world, claim.task.id) == ()
+
+
+def test_an_answered_question_is_no_longer_waited_for(world: World) -> None:
+    claim = world.start()
+    question = world.ask(claim)
+    world.wait_for(claim, Wait(WaitKind.QUESTION, (question.id,)))
+
+    world.store.call(questions.answer, question.id, by="ana", value=packed("yes"))
+
+    assert asked(world, claim.task.id) == ()
+
+
+def test_an_interrupted_task_waits_for_the_yes_to_go_on(world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    assert asked(world, claim.task.id) == ()
+
+    world.recover(claim.task.id)
+
+    assert [one.kind for one in asked(world, claim.task.id)] == [QuestionKind.RESUME]
+
+
+def test_a_running_or_ended_task_waits_for_nobody(world: World) -> None:
+    claim = world.start()
+    world.ask(claim)
+    assert asked(world, claim.task.id) == ()
+
+    world.complete(claim)
+
+    assert asked(world, claim.task.id) == ()
