@@ -1,9 +1,9 @@
 """Writes the reference pages that come from the code; `--check` fails when one is out of date instead.
 
-    docs/reference/states.md     from states.py
-    docs/reference/settings.md   from settings.py
-    docs/reference/errors.md     from errors.py
-    docs/reference/names.md      what each public name promises
+docs/reference/states.md     from states.py
+docs/reference/settings.md   from settings.py
+docs/reference/errors.md     from errors.py
+docs/reference/names.md      what each public name promises
 """
 
 from __future__ import annotations

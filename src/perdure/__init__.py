@@ -1,14 +1,14 @@
 """Durable state and recovery for multi-agent systems.
 
-    import perdure
+import perdure
 
-    @perdure.tool(risk="low")
-    async def search(query: str) -> list[str]: ...
+@perdure.tool(risk="low")
+async def search(query: str) -> list[str]: ...
 
-    @perdure.agent
-    async def researcher(topic: str) -> str: ...
+@perdure.agent
+async def researcher(topic: str) -> str: ...
 
-    app = perdure.App("agents.db", agents=[researcher])
+app = perdure.App("agents.db", agents=[researcher])
 """
 
 from perdure.ambient import carry
@@ -28,10 +28,10 @@ from perdure.errors import (
     KeyConflict,
     LeaseLost,
     NotApplied,
+    NoTaskContext,
     NotFound,
     NotInTask,
     NotSerializable,
-    NoTaskContext,
     OutcomeUnknown,
     PerdureError,
     Refused,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
-import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from perdure import ambient
+from perdure.arguments import bind_arguments, called, hints, instant_ms, returns, seconds, unbind_arguments
 from perdure.callables import (
     Agent,
     AgentCall,
@@ -34,7 +33,6 @@ from perdure.callables import (
     ToolDecorator,
     ToolDefinition,
 )
-from perdure.codec import ANY
 from perdure.errors import BadInput, WrongThread
 from perdure.policy.budget import Budget
 from perdure.policy.lanes import check_priority
@@ -209,7 +207,7 @@ def call_of(thing: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] |
         return thing.call
     bind = getattr(thing, "bind", None)
     if definition_of(thing) is None or bind is None:
-        raise BadInput(f"{_called(thing)} is neither an agent nor a tool; decorate it", field="agent")
+        raise BadInput(f"{called(thing)} is neither an agent nor a tool; decorate it", field="agent")
     bound: Bound[Any] = bind(*args, **(kwargs or {}))
     return bound.call
 
@@ -217,94 +215,6 @@ def call_of(thing: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] |
 def is_agent_call(awaitable: object) -> bool:
     """Whether this is the coroutine of a decorated agent, not awaited yet."""
     return getattr(awaitable, "cr_code", None) in _AGENT_CODES
-
-
-def bind_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter name, so that equal calls look equal however they are written."""
-    found = _bind_plainly(fn, args, kwargs)
-    if found is not None:
-        return found
-    try:
-        signature = inspect.signature(fn)
-        bound = signature.bind(*args, **kwargs)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, TypeError) and _has_signature(fn):
-            raise BadInput(f"{_called(fn)}: {error}", field="arguments") from None
-        return {"args": list(args), **kwargs}  # Some C functions tell no signature.
-    found = {}
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            found.update(value)
-        else:
-            found[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
-    return found
-
-
-def unbind_arguments(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The reverse of `bind_arguments`: what to call the function with."""
-    signature = inspect.signature(fn)
-    rest = dict(arguments)
-    bound = signature.bind_partial()
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            continue
-        if name in rest:
-            value = rest.pop(name)
-            bound.arguments[name] = tuple(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
-    return bound.args, {**bound.kwargs, **rest}
-
-
-def _bind_plainly(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The same for the commonest call: a plain function, and arguments that fit it in order. None for all others.
-
-    Read off the code object, since `inspect.signature` takes 25 us and this 1; not kept by function, for that would
-    keep alive whatever a lambda holds.
-    """
-    if kwargs or type(fn) is not types.FunctionType or fn.__dict__:
-        return None  # `__wrapped__` and `__signature__` lie in the dict, and may say something else.
-    code, defaults = fn.__code__, fn.__defaults__
-    takes_more = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount
-    least = code.co_argcount - (0 if defaults is None else len(defaults))
-    if takes_more or not least <= len(args) <= code.co_argcount:
-        return None
-    return dict(zip(code.co_varnames, args, strict=False))  # Arguments are the first of its variables.
-
-
-@functools.lru_cache(maxsize=4096)
-def hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """A function's annotations, or none when they cannot be resolved."""
-    try:
-        return typing.get_type_hints(fn)
-    except Exception:  # noqa: BLE001  # Names that exist only for type checkers: then the recorded class decides.
-        return {}
-
-
-def returns(fn: Callable[..., Any]) -> Any:
-    """What a function says it returns; ANY when it does not say."""
-    if type(fn) is types.FunctionType and not fn.__annotations__ and not fn.__dict__:
-        return ANY  # Most lambdas: not looked up, since `hints` would keep alive whatever they hold.
-    try:
-        return hints(fn).get("return", ANY)
-    except TypeError:  # Not hashable.
-        return ANY
-
-
-def seconds(duration: Duration, name: str) -> float:
-    """A duration as seconds. Raises BadInput for what is none."""
-    value: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e11:
-        raise BadInput(f"{name} is {duration!r}; give seconds, not below 0, or a timedelta", field=name)
-    return float(value)
-
-
-def instant_ms(moment: datetime, name: str) -> int:
-    """An aware datetime as milliseconds UTC. Raises BadInput for a naive one."""
-    if moment.tzinfo is None:
-        raise BadInput(f"{name} is a naive datetime; give it a zone, for example datetime.now(UTC)", field=name)
-    return int(moment.astimezone(UTC).timestamp() * 1000)
 
 
 # -- wrapping -------------------------------------------------------------------------------
@@ -438,7 +348,7 @@ def _refuse_on_loop(scope: ambient.Scope, name: str) -> None:
 
 def _check_function(fn: object, what: str) -> None:
     if definition_of(fn) is not None:
-        raise BadInput(f"{_called(fn)} is decorated already; decorate the plain function", field="fn")
+        raise BadInput(f"{called(fn)} is decorated already; decorate the plain function", field="fn")
     if not inspect.isfunction(fn) and not inspect.ismethod(fn):
         raise BadInput(
             f"@{what} decorates functions, not {type(fn).__name__}: frameworks inspect what it gives back", field="fn"
@@ -472,15 +382,3 @@ def _count(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1000:
         raise BadInput(f"{name} is {value!r}; give a whole number from 0 to 1000", field=name)
     return value
-
-
-def _has_signature(fn: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(fn)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _called(thing: object) -> str:
-    return str(getattr(thing, "__qualname__", type(thing).__name__))

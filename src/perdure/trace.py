@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from perdure.model.step import Step
 
@@ -87,7 +88,7 @@ class Records:
         """The record no longer answers: its error is what made the call around it fail, which runs again."""
         for key, step in self._by_key.items():
             if step.step_index == step_index:
-                self._by_key[key] = replace(step, retried_at=now_ms)
+                self._by_key[key] = structs.replace(step, retried_at=now_ms)
                 return
 
     def find(self, key: str) -> Step | None:

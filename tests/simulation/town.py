@@ -14,7 +14,7 @@ from random import Random
 from perdure import codec
 from perdure.client import Client, Question
 from perdure.clock import SeededIds
-from perdure.definitions import AgentCall, AgentDefinition, definition_of
+from perdure.definitions import AgentCall, AgentDefinition, AgentOptions, definition_of
 from perdure.model.question import QuestionKind
 from perdure.model.task import Task
 from perdure.runtime.doubts import Verdict, happened, not_happened
@@ -123,7 +123,7 @@ class Town:
         program = self._author.write()
         definition = _agent()
         hurries = self.random.random() < 0.15
-        call = AgentCall(definition, actor.options(deadline=400 if hurries else None).bind(program).call.options, (program,), {})
+        call = AgentCall(definition, AgentOptions(deadline=400.0 if hurries else None), (program,), {})
         new = new_task(call, key=f"k{len(self._plans)}")
         first = self._store.call(admission.admit, [new]).tasks[0]
         again = self._store.call(admission.admit, [new]).tasks[0]
@@ -162,7 +162,9 @@ class Town:
         )
         worker = Worker(self._store_on(line), [_agent()], deps=[self.outside])
         running = self.loop.create_task(worker.run(), name=process.name, context=process.context())
-        self._actors.append(Actor(process, line, worker, running))
+        one = Actor(process, line, worker, running)
+        running.add_done_callback(lambda _done: self._prove_dead(one))  # Its process ends with it.
+        self._actors.append(one)
 
     def _living(self) -> list[Actor]:
         return [one for one in self._actors if not one.line.is_dead and not one.running.done()]

@@ -29,7 +29,15 @@ from perdure.store import Store, open_store
 
 # Short enough to watch; the defaults are 5 s and 30 s.
 SETTINGS = Settings(
-    heartbeat_s=0.5, lease_s=2.0, sweep_s=0.1, poll_ms=50, permits=6, main_permits=0, busy_s=1.0, shutdown_grace_s=3.0
+    heartbeat_s=0.5,
+    lease_s=2.0,
+    sweep_s=0.1,
+    poll_ms=50,
+    permits=6,
+    main_permits=0,
+    busy_s=1.0,
+    shutdown_grace_s=3.0,
+    waiting_in_memory=2,
 )
 
 

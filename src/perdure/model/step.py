@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from msgspec import Struct
+
 Row = tuple[Any, ...]
 
 
@@ -36,8 +38,7 @@ class NoteKind(StrEnum):
     REASONING = "reasoning"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One row of a trace. Notes have no key, risk or outcome."""
 
     task_id: str

@@ -52,9 +52,10 @@ class Wait:
     until_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """A task's row, without its payloads."""
+
+    # A struct: as a frozen dataclass one of so many fields took 12 us to make, as much as reading its row.
 
     n: int
     id: str

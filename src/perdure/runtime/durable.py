@@ -45,6 +45,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
         if child_id is None:
             new = new_task(agent, key=_child_key(step))
             attempt.journal.runs_live()
+            attempt.journal.may_have_children = True
             try:
                 admitted = await attempt.journal.write(admission.admit_children, attempt.journal.fence, [(step, new)])
             except Refused as refused:

@@ -120,6 +120,8 @@ async def _fail(attempt: Attempt, exc: BaseException) -> None:
 
 async def _join_children(attempt: Attempt) -> None:
     """Wait for children that were started and not awaited: a task does not end before those it waits for."""
+    if not attempt.journal.may_have_children:
+        return
     found = await attempt.journal.read(task_lists.children, attempt.task.id)
     still = tuple(t.id for t in found if t.mode is Mode.FOREGROUND and not t.status.is_terminal)
     if still:

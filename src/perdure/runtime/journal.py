@@ -34,6 +34,7 @@ class Journal:
         self.fence: Fence = claim.fence
         self.records = Records()
         self.message_keys: frozenset[str] = frozenset()
+        self.may_have_children = False
         self.risk_seen = Risk.parse(claim.task.risk_seen)
         self.answered = 0
         self.last_seq = claim.task.event_seq
@@ -54,6 +55,7 @@ class Journal:
         trace = await aio.read(self.store, steps.trace, self.task.id, from_index=first)
         self.records = Records(trace.steps, replay_from=first)
         self.message_keys = trace.message_keys
+        self.may_have_children = first > 0 or any(step.child_task_id is not None for step in trace.steps)
 
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs

@@ -107,7 +107,6 @@ def _connect(url: str, *, settings: Settings, clock: Clock, ids: Ids) -> Databas
     return open_sqlite(sqlite_path(url), settings=settings, clock=clock, ids=ids)
 
 
-
 def _scheme(url: str) -> str:
     # Not urlsplit: it raises for a half-written address before anybody could say what is wrong with it.
     return url.partition("://")[0] if "://" in url else ""

@@ -103,9 +103,7 @@ def admit(tx: Transaction, new: Sequence[NewTask]) -> Admission:
     return Admission(tuple(tasks), False)
 
 
-def admit_children(
-    tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewStep, NewTask]]
-) -> Admission:
+def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewStep, NewTask]]) -> Admission:
     """Admit children of a running task, each together with the step that stands for it, all or none.
 
     A child whose step key is known is the one of the first call: a replay spawns once. Raises LeaseLost, KeyConflict,
@@ -212,9 +210,7 @@ def _known(tx: Transaction, wanted: Sequence[tuple[str, str, NewTask]]) -> tuple
     for session_id, scope, one in wanted:
         row = None
         if one.key is not None:
-            row = tx.one(
-                Q.by_key, root_session_id=session_id, caller_scope_id=scope, idempotency_key=one.key
-            )
+            row = tx.one(Q.by_key, root_session_id=session_id, caller_scope_id=scope, idempotency_key=one.key)
         found.append(None if row is None else task_from_row(row))
     if not any(found):
         return None

@@ -52,13 +52,9 @@ def payloads_of(tx: Transaction, task_id: str, kind: str, *, limit: int = 1000) 
     return [_mapping(tx, row[0]) for row in tx.all(Q.of_kind, id=task_id, kind=kind, limit=limit)]
 
 
-def add_pulses(
-    tx: Transaction, task_id: str, *, execution_id: str, after_seq: int, number: int, packed: bytes
-) -> None:
+def add_pulses(tx: Transaction, task_id: str, *, execution_id: str, after_seq: int, number: int, packed: bytes) -> None:
     """Store a pack of streamed events. Takes no lock on the task; a repeated pack is dropped."""
-    tx.run(
-        Q.insert_pulses, id=task_id, execution_id=execution_id, after_seq=after_seq, number=number, events=packed
-    )
+    tx.run(Q.insert_pulses, id=task_id, execution_id=execution_id, after_seq=after_seq, number=number, events=packed)
 
 
 def pulses(

@@ -157,4 +157,3 @@ def last_with_agent(tx: Transaction, agent: str) -> tuple[str, int, bool] | None
     if row is None:
         return None
     return row[0], row[1], row[2] not in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
-

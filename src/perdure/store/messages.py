@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from perdure.model.task import Fence, Task, WaitKind
 from perdure.states import TaskStatus
 from perdure.store import events, payloads
 from perdure.store import tasks as task_ops
-from perdure.store.database import Transaction
+from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
 from perdure.store.sessions import check_id, check_text
 from perdure.store.steps import STEP_KEY_BYTES
@@ -30,9 +29,7 @@ def append(tx: Transaction, fence: Fence, message: NewMessage, *, step_key: str)
     known = tx.one(Q.by_key, id=fence.task_id, step_key=step_key)
     if known is not None:
         return int(known[0])
-    row = tx.one(
-        T.next_message, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
-    )
+    row = tx.one(T.next_message, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "message")
     n, count, step_count = row
@@ -40,9 +37,7 @@ def append(tx: Transaction, fence: Fence, message: NewMessage, *, step_key: str)
     return int(count - 1)
 
 
-def insert(
-    tx: Transaction, task: int, message: NewMessage, *, seq: int, step_key: str | None, at_step: int
-) -> None:
+def insert(tx: Transaction, task: int, message: NewMessage, *, seq: int, step_key: str | None, at_step: int) -> None:
     """One message under a number that the caller took."""
     names = ((message.role, "role"), (message.tool_call_id, "tool_call_id"), (message.tool_name, "tool_name"))
     for text, field in names:
@@ -68,9 +63,22 @@ def insert(
 def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 10_000) -> list[Message]:
     """Messages with seq > `after`, in order."""
     return [
-        Message(*(*row[:3], *(payloads.plain(tx, blob) for blob in row[3:5]), *row[5:7], payloads.plain(tx, row[7]), *row[8:]))
+        Message(
+            *(
+                *row[:3],
+                *(payloads.plain(tx, blob) for blob in row[3:5]),
+                *row[5:7],
+                payloads.plain(tx, row[7]),
+                *row[8:],
+            )
+        )
         for row in tx.all(Q.list, id=task_id, after=after, limit=limit)
     ]
+
+
+def _message(tx: Transaction, row: Row) -> Message:
+    content, reasoning, calls = (payloads.plain(tx, row[place]) for place in (3, 4, 7))
+    return Message(*(*row[:3], content, reasoning, *row[5:7], calls, *row[8:]))
 
 
 # -- checkpoints ----------------------------------------------------------------------------
@@ -94,9 +102,7 @@ def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_
     known = tx.one(Q.checkpoint_by_key, id=fence.task_id, step_key=step_key)
     if known is not None:
         return int(known[0])
-    row = tx.one(
-        T.next_checkpoint, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
-    )
+    row = tx.one(T.next_checkpoint, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "checkpoint")
     n, seq, number, step_count, tool_call_id = row
@@ -187,13 +193,9 @@ def add_artifact(
     )
 
 
-def emit_owned(
-    tx: Transaction, fence: Fence, kind: str, payload: Any, *, content: codec.Packed | None = None
-) -> int:
+def emit_owned(tx: Transaction, fence: Fence, kind: str, payload: Any, *, content: codec.Packed | None = None) -> int:
     """Write a skeleton event as the task's owner. Returns its seq. Raises LeaseLost."""
-    row = tx.one(
-        T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
-    )
+    row = tx.one(T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "event")
     n, seq, _count = row

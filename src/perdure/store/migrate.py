@@ -88,7 +88,7 @@ def migrate(connection: SchemaConnection, dialect: Dialect, *, now_ms: int) -> i
         for statement in statements(fill(step.text, dialect)):
             connection.execute(statement)
         connection.execute(
-            f"INSERT INTO schema_versions (version, checksum, applied_at) "
+            "INSERT INTO schema_versions (version, checksum, applied_at) "  # noqa: S608  # Digest and numbers of our own.
             f"VALUES ({step.version:d}, '{step.checksum}', {now_ms:d})"
         )
     _guard_moves(connection, dialect)
@@ -109,17 +109,17 @@ def guard(machine: Machine, dialect: Dialect) -> tuple[str, ...]:
     name, table = f"{machine.name}_moves", machine.table
     test = f"OLD.status <> NEW.status AND OLD.status || '>' || NEW.status NOT IN ({legal})"
     if dialect.name == "sqlite":
-        return (
-            f"DROP TRIGGER IF EXISTS {name}",
-            f"CREATE TRIGGER {name} BEFORE UPDATE OF status ON {table} WHEN {test} "
-            f"BEGIN SELECT RAISE(ABORT, 'illegal move of {machine.name}'); END",
-        )
+        refuse = f"BEGIN SELECT RAISE(ABORT, 'illegal move of {machine.name}'); END"
+        make = f"CREATE TRIGGER {name} BEFORE UPDATE OF status ON {table} WHEN {test} {refuse}"
+        return (f"DROP TRIGGER IF EXISTS {name}", make)
+    message = f"'illegal move of {machine.name}: % to %', OLD.status, NEW.status USING ERRCODE = 'check_violation'"
+    function = f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS"
+    body = f"$$ BEGIN RAISE EXCEPTION {message}; END $$"
+    make = f"CREATE TRIGGER {name} BEFORE UPDATE OF status ON {table} FOR EACH ROW"
     return (
-        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN RAISE EXCEPTION 'illegal move of {machine.name}: % to %', OLD.status, NEW.status "
-        f"USING ERRCODE = 'check_violation'; END $$",
+        f"{function} {body}",
         f"DROP TRIGGER IF EXISTS {name} ON {table}",
-        f"CREATE TRIGGER {name} BEFORE UPDATE OF status ON {table} FOR EACH ROW WHEN ({test}) EXECUTE FUNCTION {name}()",
+        f"{make} WHEN ({test}) EXECUTE FUNCTION {name}()",
     )
 
 
@@ -136,4 +136,4 @@ def _guard_moves(connection: SchemaConnection, dialect: Dialect) -> None:
         for statement in texts:
             connection.execute(statement)
     connection.execute("DELETE FROM schema_guards")
-    connection.execute(f"INSERT INTO schema_guards (digest) VALUES ('{digest}')")
+    connection.execute(f"INSERT INTO schema_guards (digest) VALUES ('{digest}')")  # noqa: S608  # A digest of our own.

@@ -62,9 +62,7 @@ def void(tx: Transaction, fence: Fence, question_id: str, *, reason: str) -> Non
     task = _lock(tx, fence.task_id)
     if task.execution_id != fence.execution_id or task.generation != fence.generation:
         task_ops.refuse(tx, fence, "question")
-    _void(
-        tx, task.id, get(tx, question_id), reason=reason, revision=sessions.raise_revision(tx, task.root_session_id)
-    )
+    _void(tx, task.id, get(tx, question_id), reason=reason, revision=sessions.raise_revision(tx, task.root_session_id))
 
 
 def _void(tx: Transaction, task_id: str, question: Question, *, reason: str, revision: int) -> None:
@@ -266,9 +264,7 @@ def _check_verb(question: Question, verb: str) -> None:
             f"{question.id} is a question of kind {question.kind}: it wants an answer, not a yes or no", field="answer"
         )
     if verb == "answer" and yes_or_no:
-        raise BadInput(
-            f"{question.id} is a question of kind {question.kind}: approve or deny it", field="answer"
-        )
+        raise BadInput(f"{question.id} is a question of kind {question.kind}: approve or deny it", field="answer")
 
 
 def _lock(tx: Transaction, task_id: str) -> Task:

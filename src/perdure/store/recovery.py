@@ -62,9 +62,7 @@ def examine(tx: Transaction, task_id: str, *, recovery_limit: int) -> Decision:
     return decide(_case(tx, task_ops.get(tx, task_id), recovery_limit=recovery_limit))
 
 
-def act(
-    tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_ms: int
-) -> Recovered | None:
+def act(tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_ms: int) -> Recovered | None:
     """Decide, store the decision, and move the task or open its question. None when there is nothing to do."""
     place = tx.one(T.place, id=task_id)
     if place is None or place[3] != TaskStatus.INTERRUPTED:
@@ -156,9 +154,7 @@ def _case(tx: Transaction, task: Task, *, recovery_limit: int) -> Case:
         was_waiting=bool(told.get("was_waiting")),
         crash_history=_crash_history(tx, task) if task.recoveries >= recovery_limit else (),
         last_steps=tuple(_describe(row) for row in tx.all(S.last, task=task.n, limit=_SHOWN)),
-        recorded_calls=tuple(
-            f"step {row[0]}: {row[1]}" for row in tx.all(S.dangerous_done, task=task.n, limit=50)
-        )
+        recorded_calls=tuple(f"step {row[0]}: {row[1]}" for row in tx.all(S.dangerous_done, task=task.n, limit=50))
         if trace_error is not None
         else (),
     )

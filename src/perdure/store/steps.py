@@ -7,7 +7,7 @@ after (`complete`). A completed step is never executed again: its result is read
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -193,7 +193,13 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
         index = row[0]
     else:
         _insert(
-            tx, n, step, attempt=attempt, step_index=index, started_seq=first_seq, ended_seq=first_seq + 1,
+            tx,
+            n,
+            step,
+            attempt=attempt,
+            step_index=index,
+            started_seq=first_seq,
+            ended_seq=first_seq + 1,
             result=result,
         )
     if result.question_id is not None:
@@ -201,9 +207,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
     if result.event is not None:
         kind, payload = result.event
         events.emit(tx, n, first_seq + own_seqs, kind, payload)
-    _insert_notes(
-        tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs + told
-    )
+    _insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs + told)
     return Written(index, seq)
 
 
@@ -212,9 +216,7 @@ def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, que
 
     The answer that allows it is used up in the same commit, so that a second crash asks again. Raises LeaseLost.
     """
-    row = tx.one(
-        T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation
-    )
+    row = tx.one(T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "step")
     n, seq, _count = row
@@ -421,9 +423,7 @@ def _insert(
     )
 
 
-def insert_note(
-    tx: Transaction, n: int, one: Note, *, attempt: int, step_index: int, seq: int
-) -> None:
+def insert_note(tx: Transaction, n: int, one: Note, *, attempt: int, step_index: int, seq: int) -> None:
     """One record that answers no call, under numbers that the caller took."""
     tx.run(
         Q.insert,
@@ -452,12 +452,10 @@ def insert_note(
     )
 
 
-def _insert_notes(
-    tx: Transaction, n: int, notes: Sequence[Note], *, attempt: int, step_index: int, seq: int
-) -> None:
+def _insert_notes(tx: Transaction, n: int, notes: Sequence[Note], *, attempt: int, step_index: int, seq: int) -> None:
     for offset, one in enumerate(notes):
         insert_note(tx, n, one, attempt=attempt, step_index=step_index + offset, seq=seq + offset)
 
 
 def _unpacked(tx: Transaction, step: Step) -> Step:
-    return step if step.output is None else replace(step, output=payloads.body(tx, step.output))
+    return step if step.output is None else structs.replace(step, output=payloads.body(tx, step.output))

@@ -83,9 +83,7 @@ def task_from_row(row: Row) -> Task:
 # -- ownership ------------------------------------------------------------------------------
 
 
-def claim(
-    tx: Transaction, *, lane: Lane, instance: int, instance_id: str, generation: int, limit: int
-) -> list[Claim]:
+def claim(tx: Transaction, *, lane: Lane, instance: int, instance_id: str, generation: int, limit: int) -> list[Claim]:
     """Own up to `limit` due tasks of a lane whose agent this instance has: lowest rank first.
 
     Each gets a new execution id and attempt, and the trace its first record. Nobody else can own them meanwhile.
@@ -110,14 +108,10 @@ def claim(
     return found
 
 
-def claim_this(
-    tx: Transaction, task_id: str, *, instance_id: str, generation: int
-) -> Claim | None:
+def claim_this(tx: Transaction, task_id: str, *, instance_id: str, generation: int) -> Claim | None:
     """Own one task that is due, or None when somebody else was first."""
     execution_id = tx.new_token()
-    row = tx.one(
-        Q.claim_this, id=task_id, instance_id=instance_id, generation=generation, execution_id=execution_id
-    )
+    row = tx.one(Q.claim_this, id=task_id, instance_id=instance_id, generation=generation, execution_id=execution_id)
     return None if row is None else _begin_attempt(tx, row[0], execution_id, instance_id, generation)
 
 
@@ -177,9 +171,7 @@ def release(tx: Transaction, fence: Fence, *, reason: str) -> None:
     tx.hint()
 
 
-def retry(
-    tx: Transaction, fence: Fence, *, available_at: int, error: Error, rerun_steps: Sequence[int] = ()
-) -> int:
+def retry(tx: Transaction, fence: Fence, *, available_at: int, error: Error, rerun_steps: Sequence[int] = ()) -> int:
     """Give the task another attempt later; the steps named run anew then. Returns its failures so far."""
     row = tx.one(Q.lock, id=fence.task_id)
     failures = 0 if row is None else row[37] + 1
@@ -193,9 +185,7 @@ def retry(
     return int(failures)
 
 
-def interrupt(
-    tx: Transaction, task_id: str, execution_id: str, *, reason: str, trace_error: str = ""
-) -> bool:
+def interrupt(tx: Transaction, task_id: str, execution_id: str, *, reason: str, trace_error: str = "") -> bool:
     """End an attempt that ended without an outcome; recovery decides. True if this call did it."""
     before = tx.one(Q.lock, id=task_id)
     row = None if before is None else tx.one(Q.interrupt, id=task_id, execution_id=execution_id)
@@ -384,9 +374,7 @@ def _record_attempt(tx: Transaction, task: Task, execution_id: str, instance_id:
         instance_id=instance_id,
         generation=generation,
     )
-    events.emit(
-        tx, task.n, task.event_seq - 1, TASK.event("claim"), {"attempt": task.attempt, "instance": instance_id}
-    )
+    events.emit(tx, task.n, task.event_seq - 1, TASK.event("claim"), {"attempt": task.attempt, "instance": instance_id})
     tx.run(
         S.insert,
         task=task.n,
@@ -424,5 +412,3 @@ def _input_from_row(tx: Transaction, row: Row) -> TaskInput:
         json.loads(tags),
         json.loads(metadata),
     )
-
-

@@ -1,0 +1,130 @@
+"""Arguments and annotations of functions: how a call is written down, and durations and instants as people give them.
+
+Equal calls look equal however they are written, so that a record is found again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perdure.callables import Duration
+from perdure.codec import ANY
+from perdure.errors import BadInput
+
+
+def bind_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter name, so that equal calls look equal however they are written."""
+    found = _bind_plainly(fn, args, kwargs)
+    if found is not None:
+        return found
+    try:
+        signature = inspect.signature(fn)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, TypeError) and _has_signature(fn):
+            raise BadInput(f"{called(fn)}: {error}", field="arguments") from None
+        return {"args": list(args), **kwargs}  # Some C functions tell no signature.
+    found = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
+    return found
+
+
+def unbind_arguments(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The reverse of `bind_arguments`: what to call the function with."""
+    signature = _signature(fn)
+    rest = dict(arguments)
+    bound = signature.bind_partial()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if name in rest:
+            value = rest.pop(name)
+            bound.arguments[name] = tuple(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
+    return bound.args, {**bound.kwargs, **rest}
+
+
+def _bind_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same for the commonest calls: a plain function of plain parameters, and arguments that fit it. Else None.
+
+    Read off the code object, since `inspect.signature` takes 25 us and this 1; not kept by function, for that would
+    keep alive whatever a lambda holds.
+    """
+    if type(fn) is not types.FunctionType or fn.__dict__:
+        return None  # `__wrapped__` and `__signature__` lie in the dict, and may say something else.
+    code, defaults = fn.__code__, fn.__defaults__
+    takes_more = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount
+    if takes_more or code.co_posonlyargcount or len(args) > code.co_argcount:
+        return None
+    names = code.co_varnames[: code.co_argcount]
+    given = dict(zip(names, args, strict=False))
+    if kwargs:
+        left = names[len(args) :]
+        if not all(name in left for name in kwargs):
+            return None
+        given |= {name: kwargs[name] for name in left if name in kwargs}
+    least = code.co_argcount - (0 if defaults is None else len(defaults))
+    return given if len(given) == len(names) or all(name in given for name in names[:least]) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """A function's annotations, or none when they cannot be resolved."""
+    try:
+        return typing.get_type_hints(fn)
+    except Exception:  # noqa: BLE001  # Names that exist only for type checkers: then the recorded class decides.
+        return {}
+
+
+def returns(fn: Callable[..., Any]) -> Any:
+    """What a function says it returns; ANY when it does not say."""
+    if type(fn) is types.FunctionType and not fn.__annotations__ and not fn.__dict__:
+        return ANY  # Most lambdas: not looked up, since `hints` would keep alive whatever they hold.
+    try:
+        return hints(fn).get("return", ANY)
+    except TypeError:  # Not hashable.
+        return ANY
+
+
+def seconds(duration: Duration, name: str) -> float:
+    """A duration as seconds. Raises BadInput for what is none."""
+    value: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e11:
+        raise BadInput(f"{name} is {duration!r}; give seconds, not below 0, or a timedelta", field=name)
+    return float(value)
+
+
+def instant_ms(moment: datetime, name: str) -> int:
+    """An aware datetime as milliseconds UTC. Raises BadInput for a naive one."""
+    if moment.tzinfo is None:
+        raise BadInput(f"{name} is a naive datetime; give it a zone, for example datetime.now(UTC)", field=name)
+    return int(moment.astimezone(UTC).timestamp() * 1000)
+
+
+def called(thing: object) -> str:
+    """What to call a thing in messages."""
+    return str(getattr(thing, "__qualname__", type(thing).__name__))
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    """Kept, for it is asked for the function of an agent, which lives as long as its module."""
+    return inspect.signature(fn)
+
+
+def _has_signature(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn)
+    except (TypeError, ValueError):
+        return False
+    return True
