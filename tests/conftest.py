@@ -6,7 +6,9 @@ What only one folder of tests needs stands in that folder.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +67,24 @@ def postgres_server(session_postgres: Server) -> Iterator[Cluster]:
         pytest.skip("PERDURE_TEST_POSTGRES names a server that is not ours to hurt")
     yield session_postgres
     session_postgres.start()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests' files in memory where the system has a place for it: a sync costs milliseconds on a disk.
+
+    Whether syncs are made, and what is lost without, is tested by counting and losing them, not by a disk's good luck.
+    """
+    memory = Path("/dev/shm")  # noqa: S108  # A folder of our own in it, with an unguessable name.
+    if config.option.basetemp is None and os.access(memory, os.W_OK | os.X_OK):
+        config.option.basetemp = tempfile.mkdtemp(prefix="perdure-tests-", dir=memory)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give the memory back."""
+    base = config.option.basetemp
+    if base is not None and Path(base).name.startswith("perdure-tests-"):
+        shutil.rmtree(base, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -456,5 +456,3 @@ def _arguments(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _nothing() -> None:
     return None
-
-

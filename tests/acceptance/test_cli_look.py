@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
 
     assert shown.startswith(f"writer {story.child.task.id} is waiting because question Q1 is open: ")
     assert "0 model calls, 2 tool calls, 940 tokens" in shown
-    assert "tool_call     completed  0 ms" in shown
+    assert re.search(r"tool_call +completed +search\(", shown)  # how long a low call took is not known
     assert 'refund(amount=120, order="o-9")' in shown
     assert "in doubt" in shown
     assert "1 message: --messages prints it" in shown or "--messages prints them" in shown

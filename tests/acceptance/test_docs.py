@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,14 @@ import pytest
 from tests.documents import ROOT, Block, PageRun, _fits, blocks, commands, pages
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def _as_case(page: Path) -> object:
+    """A page with commands starts a dozen processes, which takes its time on a busy machine."""
+    has_commands = any(block.language == "console" for block in blocks(page))
+    marks = [pytest.mark.slow(timeout_s=300)] if has_commands else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [_as_case(page) for page in pages()])
 def test_the_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     run = PageRun(tmp_path)
 
@@ -19,11 +28,47 @@ def test_the_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     assert page.stat().st_size > 0
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_the_page_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+
+    missing = [one for one in targets if "://" not in one and not (page.parent / one).exists()]
+
+    assert missing == []
+
+
+def test_the_index_names_every_page() -> None:
+    docs = ROOT / "docs"
+    linked = re.findall(r"\]\(([^)#\s]+)", (docs / "index.md").read_text(encoding="utf-8"))
+
+    written = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent.name != "adr"}
+
+    assert written - set(linked) == {"index.md"}
+
+
 def test_a_command_that_prints_something_else_is_found(tmp_path: Path) -> None:
     block = Block("console", "$ echo one\ntwo\n", 1)
 
     with pytest.raises(AssertionError, match="printed"):
         PageRun(tmp_path).run(block)
+
+
+def test_a_command_is_killed_once_it_says_so(tmp_path: Path) -> None:
+    block = Block("console", "$ sh -c 'echo at 1; sleep 60; echo at 2'  # kill -9 it once it says: at 1\n", 1)
+
+    PageRun(tmp_path).run(block)
+
+    assert (tmp_path / ".killed").read_text() == "at 1\n"
+
+
+def test_blocks_of_a_page_share_names_and_find_its_files(tmp_path: Path) -> None:
+    run = PageRun(tmp_path)
+
+    run.run(Block("python", "# numbers_of_page.py\nONE = 1\n", 1))
+    run.run(Block("python", "from numbers_of_page import ONE\n", 1))
+    run.run(Block("python", "import asyncio\nawait asyncio.sleep(0)\nassert ONE == 1\n", 1))
+
+    assert "numbers_of_page" not in sys.modules
 
 
 def test_lines_with_dots_stand_for_anything() -> None:

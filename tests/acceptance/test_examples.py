@@ -89,6 +89,14 @@ def until(happened: Callable[[], bool]) -> None:
     pytest.fail("it did not happen")
 
 
+def is_running(stage: Stage) -> bool:
+    """Whether a worker has taken a task."""
+    if not (stage.folder / "perdure.db").exists():
+        return False
+    with stage.client() as client:
+        return bool(client.tasks(status="running"))
+
+
 def recorded(stage: Stage) -> list[str]:
     """Names of the calls whose outcome is on record."""
     if not (stage.folder / "perdure.db").exists():
@@ -157,8 +165,8 @@ def test_a_synchronous_agent_goes_on_where_it_was_as_well(stage: Stage, undistur
 
 
 def test_an_interrupted_synchronous_agent_hands_its_task_back(stage: Stage) -> None:
-    first = stage.start("sync_agent.py", "owls", FAKE_LLM_THINKING_S="0.4")
-    until(lambda: bool(stage.lines("bill.txt")))
+    first = stage.start("sync_agent.py", "owls", FAKE_LLM_THINKING_S="2")
+    until(lambda: is_running(stage))
 
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=LIMIT_S)

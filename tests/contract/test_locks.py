@@ -26,6 +26,9 @@ from perdure.store.database import Row, Transaction, Value
 from perdure.store.queries import Query
 from tests.world import BOOM, World, done, new_step, new_task, packed, timer
 
+# SQLite has one writer; there is nothing to wait for.
+pytestmark = pytest.mark.parametrize("store_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
+
 LOCKING = re.compile(r"^(?:UPDATE|INSERT INTO) (\w+)")
 ORDER = ("instances", "sessions", "tasks", "questions")
 
@@ -322,8 +325,6 @@ class Crowd:
 
 @pytest.mark.slow(timeout_s=60)
 def test_many_verbs_on_few_families_never_wait_in_a_circle(world: World) -> None:
-    if world.store.database.dialect != "postgres":
-        pytest.skip("SQLite has one writer")
     for _ in range(2):
         world.new_worker()
     roots = [world.start() for _ in range(4)]

@@ -64,17 +64,19 @@ INDEX: dict[str, str | tuple[str, str]] = {
 @pytest.fixture
 def full(world: World) -> World:
     """A database with many tasks, and one task with many steps and events."""
+    # Emptying so many rows again takes PostgreSQL long, and with its statistics fewer will do.
+    rows = ROWS if world.store.database.dialect == "sqlite" else ROWS // 5
     claim = world.start()
     world.record(claim, "a", risk="medium")
     world.admit(deadline_ms=1000)
     world.multiply("sessions", {"id": "'session-' || k"}, 100)
     task = {"id": "'task-' || k", "created_at": "one.created_at + k", "rank": "one.rank + k"}
-    world.multiply("tasks", {**task, "root_session_id": "'session-' || (1 + k % 100)"}, ROWS)
+    world.multiply("tasks", {**task, "root_session_id": "'session-' || (1 + k % 100)"}, rows)
     step = {"key": "'key-' || k", "step_index": "1 + k", "started_seq": "10 * k", "ended_seq": "10 * k + 1"}
-    world.multiply("steps", step, ROWS)
-    world.multiply("events", {"seq": "one.seq + k", "at": "one.at + k"}, ROWS)
+    world.multiply("steps", step, rows)
+    world.multiply("events", {"seq": "one.seq + k", "at": "one.at + k"}, rows)
     ended = {"execution_id": "'e' || k", "number": "1 + k", "status": "'failed'", "ended_at": "1"}
-    world.multiply("attempts", ended, ROWS)
+    world.multiply("attempts", ended, rows)
     if world.store.database.dialect == "postgres":
         world.execute("ANALYZE")
     return world
@@ -127,9 +129,8 @@ def test_each_hot_query_is_answered_by_its_index(full: World) -> None:
         assert re.search(rf"\b{wanted}\b", plans[name]), f"{name} does not use {wanted}:\n{plans[name]}"
 
 
+@pytest.mark.parametrize("store_url", ["sqlite_memory"], indirect=True)
 def test_no_query_reads_all_tasks_steps_or_events(world: World) -> None:
-    if world.store.database.dialect != "sqlite":
-        pytest.skip("PostgreSQL's choice depends on its statistics")
     aliases = r"SCAN (t|s|e|a|q|p|d|m|c)(?! USING)\b"
 
     plans = _plans(world, _every_query())
@@ -139,9 +140,8 @@ def test_no_query_reads_all_tasks_steps_or_events(world: World) -> None:
     assert scanning | sorted_whole <= MAY_SCAN, plans
 
 
+@pytest.mark.parametrize("store_url", ["sqlite_memory"], indirect=True)
 def test_a_page_far_back_costs_no_more_than_the_first(world: World) -> None:
-    if world.store.database.dialect != "sqlite":
-        pytest.skip("SQLite tells the range it reads")
 
     plans = _plans(world, (one for one in load("tasks") if one.name.startswith("tasks.list_")))
 

@@ -378,3 +378,37 @@ async def test_records_under_an_answered_call_count_as_used(house: Theatre, cut:
     assert await task.result() == ["a", "b"]
     assert made == ["a", "b"]
     assert house.kinds(task).count("question_opened") == 0
+
+
+async def test_a_question_about_drift_is_taken_back_when_a_branch_comes_to_its_record_after_all(
+    house: Theatre, cut: Cut
+) -> None:
+    made: list[int] = []
+
+    @perdure.tool
+    async def act(n: int) -> int:
+        made.append(n)
+        return n
+
+    @perdure.agent
+    async def host() -> list[int]:
+        async def slow() -> int:
+            await asyncio.sleep(60)  # what no record answers, and so takes as long again
+            found = await act(1)
+            await cut.here()
+            return found
+
+        async def quick() -> int:
+            if len(house.actors) == 1:
+                await asyncio.sleep(1e6)
+            return await act(2)
+
+        return list(await asyncio.gather(slow(), quick()))
+
+    task = await killed_and_resumed(house, cut, host)
+    asked = await house.question()
+
+    assert "lies unused" in asked.text
+    assert await task.result() == [1, 2]
+    assert made == [1, 2]
+    assert (await house.client.question(asked.id)).status == "cancelled"

@@ -6,8 +6,9 @@ Everything is drawn from one seed, so a run that goes wrong goes wrong again. Th
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -36,8 +37,16 @@ from tests.simulation.slow_line import SlowLine
 HOUR_S = 3600.0
 MOST_WORKERS = 5
 SETTINGS = Settings(
-    heartbeat_s=5, lease_s=30, sweep_s=3, poll_ms=5000, permits=3, main_permits=1, waiting_in_memory=2,
-    shutdown_grace_s=5, deadline_grace_s=5, recovery_limit=50,
+    heartbeat_s=5,
+    lease_s=30,
+    sweep_s=3,
+    poll_ms=5000,
+    permits=3,
+    main_permits=1,
+    waiting_in_memory=2,
+    shutdown_grace_s=5,
+    deadline_grace_s=5,
+    recovery_limit=50,
 )
 
 
@@ -67,6 +76,7 @@ class Town:
         self._digest = hashlib.sha256()
         self._failures: list[BaseException] = []
         self._is_calm = False
+        self._context = contextvars.copy_context()
 
     def play(self) -> str:
         """Live through it; a digest over everything that was written. Raises AssertionError naming the seed."""
@@ -89,8 +99,8 @@ class Town:
             for _ in range(self.random.randint(3, MOST_WORKERS)):
                 self._start_worker()
             for _ in range(self.random.randint(3, 6)):
-                self.loop.call_later(self.random.uniform(0, HOUR_S / 2), self._admit)
-            self.loop.call_later(self.random.uniform(5, 300), self._bring_trouble)
+                self._later(self.random.uniform(0, HOUR_S / 2), self._admit)
+            self._later(self.random.uniform(5, 300), self._bring_trouble)
             await asyncio.sleep(HOUR_S)
             await self._calm_down()
             await asyncio.sleep(200)
@@ -132,10 +142,10 @@ class Town:
         self._plans.append(plan)
         if self.random.random() < 0.15:
             plan.may_be_cancelled = True
-            self.loop.call_later(self.random.uniform(1, 300), self._cancel, plan)
+            self._later(self.random.uniform(1, 300), self._cancel, plan)
         for number in own_numbers(program, "receive"):
             for _ in range(2):
-                self.loop.call_later(self.random.uniform(0, 600), self._send, plan, number)
+                self._later(self.random.uniform(0, 600), self._send, plan, number)
 
     def _cancel(self, plan: Plan) -> None:
         self._start(self._client.task(plan.task_id).cancel("changed my mind"))
@@ -181,19 +191,19 @@ class Town:
                 self._stall(self.random.choice(awake))
             case "stop" if awake:
                 self.random.choice(awake).worker.stop()
-                self.loop.call_later(self.random.uniform(0, 20), self._start_worker)
+                self._later(self.random.uniform(0, 20), self._start_worker)
             case "clock":
                 self.loop.jump(self.random.choice((-3_600_000, -1000, 1000, 30_000)))
             case _:
                 self._start_worker()
-        self.loop.call_later(self.random.uniform(20, 500), self._bring_trouble)
+        self._later(self.random.uniform(20, 500), self._bring_trouble)
 
     def _kill(self, one: Actor) -> None:
         self.deaths += 1
         one.die()
         # Its lock is found free at once, or (on another host) only when somebody says so: silence has to tell first.
-        self.loop.call_later(self.random.choice((0.5, 5, 100)), self._prove_dead, one)
-        self.loop.call_later(self.random.uniform(0, 30), self._start_worker)
+        self._later(self.random.choice((0.5, 5, 100)), self._prove_dead, one)
+        self._later(self.random.uniform(0, 30), self._start_worker)
 
     def _prove_dead(self, one: Actor) -> None:
         for identity in one.line.identities:
@@ -205,7 +215,7 @@ class Town:
         self.stalls += 1
         one.process.hold()
         duration_s = self.random.choice((self.random.uniform(1, 20), self.random.uniform(28, 34), 60, 150))
-        self.loop.call_later(duration_s, self._wake, one)
+        self._later(duration_s, self._wake, one)
 
     def _wake(self, one: Actor) -> None:
         if not one.line.is_dead:
@@ -220,7 +230,7 @@ class Town:
             self._stall(self._actors[by])
         self._digest.update(f"{self.loop.boot_ms()} {names}\n".encode())
         if "questions.insert" in names:
-            self.loop.call_later(self.random.uniform(0, 60), self._answer_soon)
+            self._later(self.random.uniform(0, 60), self._answer_soon)
         if "tasks.finish" in names or "tasks.end_unfenced" in names:
             self._news.set()
 
@@ -238,7 +248,7 @@ class Town:
                 case QuestionKind.STEP_IN_DOUBT:
                     verdict = self._find_out(question)
                     if verdict is None:
-                        self.loop.call_later(self.random.uniform(5, 60), self._answer_soon)
+                        self._later(self.random.uniform(5, 60), self._answer_soon)
                     else:
                         await question.resolve(verdict, by="ana")
 
@@ -254,9 +264,7 @@ class Town:
 
     def _is_tense(self) -> bool:
         """While somebody is silent and the others have not noticed, every heartbeat counts."""
-        silent = {
-            identity for one in self._actors if one.process.is_held for identity in one.line.identities
-        }
+        silent = {identity for one in self._actors if one.process.is_held for identity in one.line.identities}
         return bool(silent) and any(one.id in silent for one in self._store.read(instances.alive))
 
     def _next_moment_ms(self) -> int | None:
@@ -290,7 +298,9 @@ class Town:
         allowed |= {TaskStatus.CANCELLED} if plan.may_be_cancelled else set()
         allowed |= {TaskStatus.TIMED_OUT} if plan.may_time_out else set()
         if task.status not in allowed:
-            return [f"{here} ended {task.status}, allowed is {sorted(allowed)}"]
+            found = self._store.read(task_lists.outcome, task.id)
+            why = "" if found is None else f" with {found.error}"
+            return [f"{here} ended {task.status}{why}, allowed is {sorted(allowed)}"]
         if task.status is not TaskStatus.COMPLETED:
             return []
         outcome = self._store.read(task_lists.outcome, task.id)
@@ -313,6 +323,10 @@ class Town:
         return f"task {task.id} is {task.status} in attempt {task.attempt}, waiting for {waits}"
 
     # -- small things ---------------------------------------------------------------------------------
+
+    def _later(self, delay_s: float, act: Callable[..., object], *args: object) -> None:
+        """Do it later as the town: what a worker sets going while it writes must not stall or die with it."""
+        self.loop.call_later(delay_s, act, *args, context=self._context)
 
     def _store_on(self, line: Line) -> Store:
         return Store(line, clock=self.loop, ids=self._ids, settings=SETTINGS)

@@ -6,6 +6,7 @@ An answer counts once. Who comes second is told what was answered, by whom and w
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -180,7 +181,9 @@ def resume(
 # -- settling -------------------------------------------------------------------------------
 
 
-def _settle(client: Client, question_id: str, operation: Any, arguments: dict[str, Any], *, as_json: bool) -> None:
+def _settle(
+    client: Client, question_id: str, operation: Callable[..., Question], arguments: dict[str, Any], *, as_json: bool
+) -> None:
     row, evidence, is_ours, now = client.store.call(_settled, question_id, operation, arguments)
     if as_json:
         screen.put_json({**question_shape(row, evidence), "changed": is_ours})
@@ -193,8 +196,8 @@ def _settle(client: Client, question_id: str, operation: Any, arguments: dict[st
 
 
 def _settled(
-    tx: Transaction, question_id: str, operation: Any, arguments: dict[str, Any]
-) -> tuple[Question, Any, bool, int]:
+    tx: Transaction, question_id: str, operation: Callable[..., Question], arguments: dict[str, Any]
+) -> tuple[Question, object, bool, int]:
     """The question after the answer, what it rests on, and whether this call changed anything."""
     before = questions.get(tx, question_id)
     after = operation(tx, question_id, **arguments)

@@ -107,8 +107,7 @@ async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | No
         news = News(flags=app.flags)
         stopped = asyncio.Event()
         async with app.worker(on_event=news.hear) as worker, beside(news.run()), _signals(stopped.set) as caught:
-            if (task.agent, task.version) in app.agents:
-                await worker.adopt(task.id)
+            await worker.adopt(task.id)
             asked = await _until_ended(app, task.id, stopped=stopped, timeout_s=timeout_s)
         for question in asked:
             news.ask(question)

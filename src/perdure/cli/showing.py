@@ -120,7 +120,8 @@ def _line(record: Record, now: int) -> tuple[str, ...]:
     what = step.name or step.event_kind
     if step.is_note:
         return (str(step.step_index), phrases.moment(step.timestamp, now), step.event_kind, "", "", "")
-    spent = "" if step.ended_at is None else phrases.duration(step.ended_at - step.timestamp)
+    # A call of low risk is put on record when it has ended: how long it took is not known.
+    spent = "" if step.ended_at in (None, step.timestamp) else phrases.duration(step.ended_at - step.timestamp)
     return (
         str(step.step_index),
         phrases.moment(step.timestamp, now),

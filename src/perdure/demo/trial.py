@@ -7,6 +7,7 @@ always ends: when every task has ended, or at a deadline that grows with the wor
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -84,7 +85,10 @@ class Trial:
         )
 
     async def run(self) -> bool:
-        """Run it; True when every task has ended, False when the deadline came first."""
+        """Run it; True when every task has ended, False when the deadline came first.
+
+        Raises StoreError when the database fails, or when no worker can be kept alive.
+        """
         try:
             async with self._crew:
                 for _ in range(self.plan.workers):
@@ -96,6 +100,8 @@ class Trial:
                     await self._go_on()
         except TimeoutError:
             return False
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
         finally:
             self._tell_recovered()
             self._person.close()
@@ -149,6 +155,8 @@ class Trial:
                 with suppress(StoreBusy):
                     await self._admit(again)
                     self._spread()
+                    left = f"{self.kills.left} kills and {self.zombies.left} stops are to come"
+                    self.teller.say("again", f"{len(again)} runs are played once more, for {left}")
 
     async def _follow(self) -> None:
         """Follow the ledger of what was confirmed: how far the work has come."""
@@ -193,6 +201,8 @@ class Trial:
                 self.teller.say("started", str(member))
             case "recovered":
                 self._recovered[str(member), str(facts["verdict"])] += 1
+            case "gone" if not member.is_ended and facts["code"] == -signal.SIGKILL:
+                self.teller.say("ended", f"{member} was silent for a lease, so another worker has ended it")
             case "gone" if not member.is_ended and facts["code"] != 0:
                 self._ended_by_themselves += 1
                 self.teller.say("fault", f"{member} ended by itself with code {facts['code']}; see workers.log")

@@ -27,7 +27,8 @@ from perdure.runtime.worker import Worker
 from perdure.settings import Settings
 from perdure.store import Store, open_store
 
-# Short enough to watch; the defaults are 5 s and 30 s.
+# Heartbeat and lease are short enough to watch; the defaults are 5 s and 30 s. Few tasks may wait in memory, so that
+# some are set aside and replayed although nobody killed their worker.
 SETTINGS = Settings(
     heartbeat_s=0.5,
     lease_s=2.0,

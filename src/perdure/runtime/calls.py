@@ -2,7 +2,7 @@
 
     recorded with an outcome      -> the recorded result, or the recorded error again
     recorded without one          -> in doubt (doubts.py)
-    no record, others lie unused  -> drift (above low risk: held, then asked)
+    no record, others lie unused  -> drift (drift.py)
     no record                     -> live (live.py): low risk, one write after; above, intent first
 """
 
@@ -12,13 +12,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure import ambient, codec
-from perdure.errors import Drift, WrongThread
-from perdure.model.event import EventKind
+from perdure.errors import WrongThread
 from perdure.model.step import Step
-from perdure.runtime import doubts, live, stand_ins
+from perdure.runtime import doubts, drift, live, stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.journal import unpacked
-from perdure.store import messages
 from perdure.trace import ROOT
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         try:
             async with attempt.waits.call():
                 if record is None:
-                    await _settle_drift(attempt, call, parent=parent, key=key, body=body)
+                    await drift.settle(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
                 return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)
         finally:
@@ -95,35 +93,3 @@ def answer(attempt: Attempt, call: Call, record: Step) -> Any:
         return unpacked(record, call.annotation)
     error = stand_ins.from_json(unpacked(record, codec.ANY))
     raise attempt.remember(stand_ins.raise_again(error, tool=call.name), record.step_index, call.risk)
-
-
-async def _settle_drift(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
-    """A call without a record while a recorded one of its name lies unused: new code, or branches still on their way.
-
-    Low risk runs and says so. Above, it is held until no answer has been handed out for a while; if the record still
-    lies unused then, a person is asked, or DriftError raised where the agent wants that.
-    """
-    journal = attempt.journal
-    unused = journal.records.unused_of(parent, call.name)
-    if not unused:
-        return
-    if not call.is_dangerous:
-        told = {"name": call.name, "unused": [step.step_index for step in unused][:20]}
-        await journal.write_softly(messages.emit_owned, journal.fence, EventKind.DRIFT, told)
-        return
-    answered = -1
-    while answered != journal.answered:
-        answered = journal.answered
-        await attempt.host.pause(attempt.host.settings.drift_settle_ms / 1000)
-        for _ in range(3):
-            await asyncio.sleep(0)  # A loop that was busy all the while lets the other branches go on first.
-        unused = journal.records.unused_of(parent, call.name)
-        if not unused:
-            return
-    recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
-    why = f"The code now makes a call that is not on record, while {recorded} of {call.name} lies unused."
-    if attempt.definition.drift == "error":
-        raise attempt.remember(Drift(why), -1, call.risk)
-    step = journal.step(call, key=key, body=body, token=journal.token_for(None))
-    question = await live.ask_first(attempt, call, step, why=why)
-    attempt.allowed[key] = question.id

@@ -40,7 +40,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
     )
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
-        step = attempt.journal.step(call, key=key, body=body, try_number=_try_of(record))
+        step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
         child_id = record.child_task_id if record is not None and record.is_open else None
         if child_id is None:
             new = new_task(agent, key=_child_key(step))
@@ -89,7 +89,8 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
         until_ms: int | None = None
         if timeout_s is None:
-            step, begun = attempt.journal.step(call, key=key, body=body, try_number=_try_of(record)), False
+            step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
+            begun = False
         else:
             step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=timeout_s)
             begun = True
@@ -122,7 +123,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
         journal = attempt.journal
-        step = journal.step(call, key=key, body=body, try_number=_try_of(record))
+        step = journal.step(call, key=key, body=body, try_number=journal.try_of(record))
         expires_at = None if expires_s is None else journal.store.clock.now_ms() + int(expires_s * 1000)
         wanted = getattr(annotation, "__name__", str(annotation)) if annotation is not codec.ANY else "any"
         asked = await journal.write(
@@ -216,7 +217,7 @@ async def _begin_until(
         return attempt.journal.step(call, key=key, body=b"{}", try_number=record.try_number), int(known["until_ms"])
     until_ms = attempt.journal.store.clock.now_ms() + int(timeout_s * 1000)
     body = codec.evidence({**call.input, "until_ms": until_ms})
-    step = attempt.journal.step(call, key=key, body=body, try_number=_try_of(record))
+    step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
     attempt.journal.runs_live()
     await attempt.journal.begin(step)
     return step, until_ms
@@ -226,11 +227,6 @@ def _child_key(step: steps.NewStep) -> str:
     """The key under which a child is admitted once, whatever the length of its step's key."""
     text = f"{step.key}~{step.try_number}"
     return text if len(text.encode()) <= _LONGEST_KEY_BYTES else f"{codec.digest(step.key.encode())}~{step.try_number}"
-
-
-def _try_of(record: Step | None) -> int:
-    """Which try of a call this is, when an earlier one has failed and runs anew."""
-    return 0 if record is None else record.try_number + (record.outcome is not None)
 
 
 def _answer_of(tx: Transaction, answer: bytes | None) -> Any:

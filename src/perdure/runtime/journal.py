@@ -37,6 +37,7 @@ class Journal:
         self.may_have_children = False
         self.risk_seen = Risk.parse(claim.task.risk_seen)
         self.answered = 0
+        self._until_answer: list[asyncio.Future[None]] = []
         self.last_seq = claim.task.event_seq
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
@@ -142,6 +143,16 @@ class Journal:
         """A record has answered its call."""
         self.records.use(key)
         self.answered += 1
+        while self._until_answer:
+            waiting = self._until_answer.pop()
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def next_answer(self) -> asyncio.Future[None]:
+        """Done as soon as another record has answered its call."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._until_answer.append(waiting)
+        return waiting
 
     @property
     def is_live(self) -> bool:
@@ -160,7 +171,7 @@ class Journal:
         *,
         key: str,
         body: bytes,
-        try_number: int = 0,
+        try_number: int | None = None,
         token: str | None = None,
         child_task_id: str | None = None,
     ) -> steps.NewStep:
@@ -174,7 +185,7 @@ class Journal:
             risk=call.risk,
             payload=codec.pack(body),
             risk_seen=self.risk_seen,
-            try_number=try_number,
+            try_number=self.try_of(None) if try_number is None else try_number,
             reconcilable=call.reconcile is not None and call.risk is not Risk.CRITICAL,
             token=token,
             child_task_id=child_task_id,
@@ -215,6 +226,15 @@ class Journal:
         """What no step has taken, for the end of the attempt."""
         notes, self._notes = self._notes, []
         return notes
+
+    def try_of(self, record: Step | None) -> int:
+        """The number of the try that a call begins now.
+
+        Where a person had the task begin anew, earlier tries may lie unread before that: fewer than records do.
+        """
+        if record is None:
+            return self.task.replay_from
+        return record.try_number + (record.outcome is not None)
 
     def token_for(self, record: Step | None) -> str:
         """A call's idempotency token: the same in every attempt."""

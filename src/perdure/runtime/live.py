@@ -41,8 +41,7 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
     begun = record is not None and record.outcome is None
     attempt.spending.reserve(call, is_counted=begun)
     token = journal.token_for(record) if call.is_dangerous else None
-    try_number = 0 if record is None else record.try_number + (record.outcome is not None)
-    step = journal.step(call, key=key, body=body, try_number=try_number, token=token)
+    step = journal.step(call, key=key, body=body, try_number=journal.try_of(record), token=token)
     approval_id = attempt.allowed.pop(key, None)
     if call.needs_approval and not begun:
         approval_id = (await ask_first(attempt, call, step)).id

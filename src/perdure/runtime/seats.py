@@ -34,9 +34,9 @@ class Seats:
         try:
             await turn  # Whoever resolves it has acquired the permit for us.
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if not turn.cancelled():
                 self.give(lane)
-            else:
+            elif turn in self._waiting[lane]:
                 self._waiting[lane].remove(turn)
             raise
 
@@ -45,5 +45,11 @@ class Seats:
         for _ in range(count):
             self._permits.release(lanes.Lane(lane))
         for waiting_lane, waiting in self._waiting.items():
-            while waiting and self._permits.acquire(lanes.Lane(waiting_lane)):
-                waiting.popleft().set_result(None)
+            while waiting:
+                # Cancelled, and its task has not had its turn to leave the queue.
+                if waiting[0].cancelled():
+                    waiting.popleft()
+                elif self._permits.acquire(lanes.Lane(waiting_lane)):
+                    waiting.popleft().set_result(None)
+                else:
+                    break

@@ -277,7 +277,7 @@ class Effect:
 
 def effects(tx: Transaction, *, since_ms: int = 0, in_doubt: bool = False, limit: int = 100) -> list[Effect]:
     """Calls above low risk since a moment, oldest first; with `in_doubt` only those without an outcome."""
-    rows = tx.all(Q.effects, since=since_ms, after=0, in_doubt=int(in_doubt), limit=limit)
+    rows = tx.all(Q.effects, since=since_ms, in_doubt=int(in_doubt), limit=limit)
     return [
         Effect(_unpacked(tx, Step.from_row(row[:-2])), row[-2], payloads.plain(tx, row[7]), row[-1]) for row in rows
     ]

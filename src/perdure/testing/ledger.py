@@ -101,15 +101,19 @@ class Ledger:
             if one.risk >= Risk.HIGH and one.fate is Fate.RETURNED
         )
 
-    def run_too_often(self) -> list[str]:
-        """Calls from high risk up that ran more often than anybody allowed, as sentences."""
+    def run_wrongly(self) -> list[str]:
+        """Calls from high risk up that ran more often than anybody allowed, and calls under two tokens, as sentences."""
         by_place: dict[tuple[str, str], list[Effect]] = {}
         for one in self.effects:
-            if one.risk >= Risk.HIGH and not one.not_applied:
+            if not one.not_applied:
                 by_place.setdefault(one.place, []).append(one)
         wrong = []
         for place, runs in by_place.items():
             ended = sum(one.fate is Fate.RETURNED for one in runs)
+            if len({one.token for one in runs}) > 1:
+                wrong.append(f"{runs[0].name} of task {place[0]} was called with two tokens")
+            if runs[0].risk < Risk.HIGH:
+                continue
             if ended > 1 or len(runs) > 1 + self.allowed_again[place]:
                 wrong.append(
                     f"{runs[0].name} was begun {len(runs)} times and happened {ended} times in task {place[0]}"

@@ -179,7 +179,7 @@ class Stage:
         task = self._task()
         outcome = self._store.read(task_lists.outcome, self._task_id)
         still_open = tuple(question.text for question in self._unanswered.values() if not self._is_settled(question.id))
-        wrong = [*self._store.read(broken), *self._ledger.run_too_often()]
+        wrong = [*self._store.read(broken), *self._ledger.run_wrongly()]
         if not task.status.is_terminal and not still_open and not _waits_for_a_message(task):
             wrong.append(f"the task is stuck: it is {task.status}, and nothing will ever move it on")
         return Record(

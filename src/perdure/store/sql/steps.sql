@@ -81,7 +81,7 @@ LIMIT :limit
 SELECT {columns}, t.agent, t.status
 FROM steps s
 JOIN tasks t ON t.n = s.task
-WHERE s.risk IN ('medium', 'high', 'critical') AND s.timestamp >= :since AND s.n > :after
+WHERE s.risk IN ('medium', 'high', 'critical') AND s.timestamp >= :since
     AND (:in_doubt = 0 OR s.outcome IS NULL)
 ORDER BY s.timestamp, s.n
 LIMIT :limit

@@ -1,0 +1,72 @@
+"""A call without a record while a recorded one of its name lies unused: new code, or branches still on their way.
+
+Low risk runs and says so. Above, it is held until no answer has been handed out for a while; if the record still lies
+unused then, a person is asked, or DriftError raised where the agent wants that. Should a branch come to the record
+after all, the question is taken back and the call runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import Drift
+from perdure.model.event import EventKind
+from perdure.model.question import Question, QuestionKind
+from perdure.runtime import live
+from perdure.runtime.call import Call
+from perdure.store import messages, questions, steps
+
+if TYPE_CHECKING:
+    from perdure.runtime.attempt import Attempt
+
+
+async def settle(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
+    """Return once the call may run. Raises Drift, or the stand-in of Denied or Expired."""
+    journal = attempt.journal
+    unused = journal.records.unused_of(parent, call.name)
+    if not unused:
+        return
+    if not call.is_dangerous:
+        told = {"name": call.name, "unused": [step.step_index for step in unused][:20]}
+        await journal.write_softly(messages.emit_owned, journal.fence, EventKind.DRIFT, told)
+        return
+    answered = -1
+    while answered != journal.answered:
+        answered = journal.answered
+        await attempt.host.pause(attempt.host.settings.drift_settle_ms / 1000)
+        for _ in range(3):
+            await asyncio.sleep(0)  # A loop that was busy all the while lets the other branches go on first.
+        unused = journal.records.unused_of(parent, call.name)
+        if not unused:
+            return
+    recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
+    why = f"The code now makes a call that is not on record, while {recorded} of {call.name} lies unused."
+    if attempt.definition.drift == "error":
+        raise attempt.remember(Drift(why), -1, call.risk)
+    step = journal.step(call, key=key, body=body, token=journal.token_for(None))
+    await _ask(attempt, call, step, parent=parent, why=why)
+
+
+async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str, why: str) -> None:
+    """Ask a person, for as long as the record lies unused."""
+    journal = attempt.journal
+    loop = asyncio.get_running_loop()
+    asking: asyncio.Future[Question] = loop.create_task(live.ask_first(attempt, call, step, why=why))
+    try:
+        while not asking.done() and journal.records.unused_of(parent, call.name):
+            answered: asyncio.Future[Any] = journal.next_answer()
+            await asyncio.wait([asking, answered], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        is_settled = asking.done()
+        if not is_settled:
+            asking.cancel()
+            await asyncio.wait({asking})
+    if is_settled:
+        attempt.allowed[step.key] = asking.result().id
+        return
+    asked = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.CALL, step.key)
+    if asked is not None:
+        await journal.write(questions.void, journal.fence, asked.id, reason="the code has come to its record after all")
+    async with attempt.waits.call():
+        return  # The task may have been set aside meanwhile; from here on it runs.

@@ -1,0 +1,336 @@
+"""A worker that was taken for dead and wakes: what it had begun is done at most once, whatever was answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.settings import Settings
+from perdure.store import instances
+from perdure.testing.actor import Actor
+from tests.theatre import Theatre
+
+BRIEF = Settings(sweep_s=0.5, poll_ms=500, heartbeat_s=1, lease_s=6, question_expiry_s=10_000)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return BRIEF
+
+
+class Place:
+    """Where the first worker stands when it is frozen."""
+
+    def __init__(self, house: Theatre) -> None:
+        self.house = house
+        self.done: list[int] = []
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    @property
+    def worker(self) -> int:
+        """How many workers there are."""
+        return len(self.house.actors)
+
+    async def hold(self) -> None:
+        """Stand here, in the first worker."""
+        if self.worker == 1:
+            self.reached.set()
+            await self.go_on.wait()
+
+
+@pytest.fixture
+async def place(house: Theatre) -> Place:
+    return Place(house)
+
+
+async def freeze(place: Place, actor: Actor) -> None:
+    """Stop a worker where it stands, like Ctrl-Z."""
+    await place.reached.wait()
+    actor.process.hold()
+
+
+def thaw(place: Place, actor: Actor) -> None:
+    """Let it go on."""
+    place.go_on.set()
+    actor.process.release(place.house.loop)
+
+
+async def taken_over(house: Theatre, task: Any, agent: Any) -> Actor:
+    """Another worker, once it has the task."""
+    second = await house.hire(agent)
+    await house.until(lambda: house.row(task).attempt == 2)
+    return second
+
+
+async def test_frozen_for_less_than_a_lease_it_keeps_its_task(house: Theatre, place: Place) -> None:
+    @perdure.agent
+    async def host() -> str:
+        await place.hold()
+        return "ran"
+
+    first = await house.hire(host)
+    await house.hire(host)
+    task = await house.client.start(host)
+    while house.row(task).instance_id not in (None, first.worker.instance_id):
+        raise AssertionError("the first worker was to have it")
+    await house.until_status(task, "running")
+    first.process.hold()
+    await asyncio.sleep(5)
+    first.process.release(house.loop)
+
+    assert await task.result() == "ran"
+    assert len(house.attempts(task)) == 1
+
+
+async def test_inside_a_low_call_it_is_taken_over_and_fenced(house: Theatre, place: Place) -> None:
+    @perdure.tool(risk="low")
+    async def look() -> int:
+        await place.hold()
+        place.done.append(place.worker)
+        return place.worker
+
+    @perdure.agent
+    async def host() -> int:
+        return await look()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    result = await task.result()
+    thaw(place, first)
+    await asyncio.sleep(30)
+
+    assert result == 2
+    assert [one.outcome for one in house.steps(task)] == ["completed"]
+    assert house.store.read(instances.alive)[-1].id == first.worker.instance_id  # it has begun anew, as somebody else
+    assert len(house.store.read(instances.alive)) == 2
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+async def test_woken_inside_a_high_call_its_own_word_counts_and_not_the_answer_before(
+    house: Theatre, place: Place, ends: str
+) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        await place.hold()
+        place.done.append(place.worker)
+        if ends == "raises":
+            raise ConnectionError("declined")
+        return f"paid by worker {place.worker}"
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            return await pay()
+        except ConnectionError as error:
+            return str(error)
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.not_happened(), by="ana")
+    await asyncio.sleep(60)
+    done_before = list(place.done)
+    thaw(place, first)
+    result = await task.result()
+
+    assert done_before == []  # The answer was stored, and waited for the worker that may still be inside.
+    assert place.done == [2]  # Once: by the first worker, when there were two.
+    assert result == ("paid by worker 2" if ends == "returns" else "declined")
+
+
+async def test_woken_just_before_a_high_call_it_does_not_make_it(house: Theatre, place: Place) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        place.done.append(place.worker)
+        return f"paid by worker {place.worker}"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    begun = asyncio.Event()
+    write = first.line.write
+
+    def stop_after_the_intent(unit: Any, waiter: Any) -> None:
+        write(unit, waiter)
+        if any("pay" in commit for commit in first.line.commits) and not begun.is_set():
+            first.process.hold()
+            begun.set()
+
+    first.line.write = stop_after_the_intent  # type: ignore[method-assign]  # frozen between intent and call
+    task = await house.client.start(host)
+    await begun.wait()
+    await taken_over(house, task, host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.not_happened(), by="ana")
+    await asyncio.sleep(60)
+    first.process.release(house.loop)
+
+    assert await task.result() == "paid by worker 2"
+    assert place.done == [2]
+    await asyncio.sleep(30)
+    assert place.done == [2]
+
+
+async def test_woken_and_cancelled_inside_a_high_call_the_person_is_asked_again(house: Theatre, place: Place) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        await place.hold()
+        await asyncio.sleep(20)  # cut off in here, once it has learned that it was taken over
+        place.done.append(place.worker)
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    early = await house.question()
+    await early.resolve(perdure.not_happened(), by="ana")
+    thaw(place, first)
+    await house.until(lambda: "answer_voided" in house.kinds(task))
+    late = await house.question()
+    await late.resolve(perdure.happened("half of it"), by="ana")
+
+    assert late.id != early.id
+    assert "still alive" in late.evidence["cause"]
+    assert await task.result() == "half of it"
+    assert place.done == []
+
+
+async def test_a_person_may_say_not_to_wait_for_proof(house: Theatre, place: Place) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        await place.hold()
+        place.done.append(place.worker)
+        return f"paid by worker {place.worker}"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.not_happened(), by="ana")
+    await asyncio.sleep(60)
+    assert place.done == []
+    await doubt.resolve(perdure.not_happened(), by="ana", anyway=True)
+
+    assert await task.result() == "paid by worker 2"
+    assert (await house.client.question(doubt.id)).row.anyway
+
+
+async def test_waiting_for_proof_costs_no_events_and_no_permit(house: Theatre, place: Place) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        await place.hold()
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    await (await house.question()).resolve(perdure.not_happened(), by="ana")
+    await house.until(lambda: any(wait.keys for wait in house.row(task).waiting_for if wait.kind == "timer"))
+    events = house.row(task).event_seq
+    await asyncio.sleep(100)
+
+    assert house.row(task).status == "waiting"
+    assert house.row(task).event_seq - events < 50
+    house.kill(first)
+    doubt = await house.question()  # It outlived the answer, and may have gone on before it died.
+    await doubt.resolve(perdure.not_happened(), by="ana")
+    assert await task.result() == "paid"
+
+
+async def test_proven_dead_before_the_answer_the_call_runs_again_at_once(house: Theatre, place: Place) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        await place.hold()
+        place.done.append(place.worker)
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await place.reached.wait()
+    house.kill(first)
+    await taken_over(house, task, host)
+    doubt = await house.question()
+    before = house.loop.time()
+    await doubt.resolve(perdure.not_happened(), by="ana")
+
+    assert await task.result() == "paid"
+    assert place.done == [2]
+    assert house.loop.time() - before < 2
+
+
+async def test_reconcile_is_asked_again_when_the_worker_outlived_its_word(house: Theatre, place: Place) -> None:
+    asked: list[float] = []
+
+    async def find(_doubt: perdure.Doubt) -> perdure.Verdict[str]:
+        asked.append(house.loop.time())
+        return perdure.happened("found") if place.done else perdure.not_happened()
+
+    @perdure.tool(reconcile=find)
+    async def pay() -> str:
+        await place.hold()
+        place.done.append(place.worker)
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    await house.until(lambda: asked)
+    await asyncio.sleep(30)
+    thaw(place, first)
+
+    assert await task.result() in ("paid", "found")
+    assert place.done == [2]
+
+
+async def test_a_zombie_claims_nothing_under_the_identity_it_has_lost(house: Theatre, place: Place) -> None:
+    @perdure.agent
+    async def host() -> str:
+        await place.hold()
+        return "ran"
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    second = await taken_over(house, task, host)
+    old = house.attempts(task)[0].instance_id
+    await house.dismiss(second)
+    later = [await house.client.start(host) for _ in range(20)]
+    thaw(place, first)
+
+    assert [await one.result() for one in later] == ["ran"] * 20
+    assert old not in {attempt.instance_id for one in later for attempt in house.attempts(one)}
+    assert all(len(house.attempts(one)) == 1 for one in later)
