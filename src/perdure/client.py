@@ -368,8 +368,18 @@ class App(Client):
         self._worker: Worker | None = None
 
     async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an agent as a task, here, and return its result. A second run with the same key joins the first."""
+        """Run an agent as a task, here, and return its result. A second run with the same key joins the first.
+
+        Raises BadInput for an agent that this app does not have, and what `TaskHandle.result` raises.
+        """
         call = call_to_start(agent, args, kwargs)
+        if not any(name == call.definition.name for name, _version in self.agents):
+            known = ", ".join(sorted({name for name, _version in self.agents}))
+            raise BadInput(
+                f"this app has no agent {call.definition.name}, so nothing here would run it; it has {known}. "
+                f"Add it to App(agents=[…])",
+                field="agent",
+            )
         if self._worker is not None:
             return cast("R", await self._run_on(self._worker, call))
         news = News(flags=self.flags)

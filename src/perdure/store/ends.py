@@ -28,14 +28,6 @@ S = load("steps")
 DEADLINE_EXCEEDED = "deadline exceeded"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A task that this call has ended, and those that went with it (leaves first)."""
-
-    task: Task
-    with_it: tuple[Task, ...]
-
-
 def complete(
     tx: Transaction, fence: Fence, result: codec.Packed, *, notes: Sequence[Note] = (), risk_seen: str
 ) -> None:

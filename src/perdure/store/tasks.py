@@ -122,13 +122,6 @@ def wait(tx: Transaction, fence: Fence, waits: Sequence[Wait]) -> None:
     events.emit(tx, proof.n, proof.event_seq, TASK.event("wait"), {"waiting_for": describe_waits(waits)})
 
 
-def rewait(tx: Transaction, fence: Fence, waits: Sequence[Wait]) -> None:
-    """Change what a waiting task waits for. Raises LeaseLost."""
-    row = tx.one(Q.rewait, **_fence(fence), waiting_for=write_waits(waits), available_at=_earliest(waits))
-    if row is None:
-        _refuse(tx, fence, "wait")
-
-
 def restore(tx: Transaction, fence: Fence) -> None:
     """Go on running after a wait that was spent in memory. Raises LeaseLost."""
     proof = _owned(tx, fence, "restore", tx.one(Q.restore, **_fence(fence)))

@@ -266,13 +266,6 @@ SET status = {to:wait}, waiting_for = :waiting_for, available_at = :available_at
 WHERE id = :id AND status IN ({from:wait}) AND {owned}
 RETURNING {proof}
 
--- name: rewait
--- What a waiting task waits for has changed: one of several calls was answered, or another began to wait.
-UPDATE tasks
-SET waiting_for = :waiting_for, available_at = :available_at, updated_at = {now}
-WHERE id = :id AND status IN ({to:wait}) AND {owned}
-RETURNING n
-
 -- name: restore
 UPDATE tasks
 SET status = {to:restore}, waiting_for = '[]', event_seq = event_seq + 1, updated_at = {now}
