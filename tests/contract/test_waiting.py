@@ -57,8 +57,6 @@ def test_what_a_task_waits_for_comes_back_as_it_was_written(world: World) -> Non
 
     assert world.task(claim.task.id).waiting_for == waits
     assert world.task(claim.task.id).available_at == 7
-    world.store.call(tasks.rewait, claim.fence, waits[1:])
-    assert world.task(claim.task.id).waiting_for == waits[1:]
 
 
 def test_waiting_for_nothing_is_refused(world: World) -> None:
