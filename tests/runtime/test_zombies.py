@@ -73,14 +73,11 @@ async def test_frozen_for_less_than_a_lease_it_keeps_its_task(house: Theatre, pl
         return "ran"
 
     first = await house.hire(host)
-    await house.hire(host)
     task = await house.client.start(host)
-    while house.row(task).instance_id not in (None, first.worker.instance_id):
-        raise AssertionError("the first worker was to have it")
-    await house.until_status(task, "running")
-    first.process.hold()
+    await freeze(place, first)
+    await house.hire(host)
     await asyncio.sleep(5)
-    first.process.release(house.loop)
+    thaw(place, first)
 
     assert await task.result() == "ran"
     assert len(house.attempts(task)) == 1

@@ -54,4 +54,8 @@ async def ask_person(
 
 def described(call: Call) -> str:
     """The call as a question names it."""
-    return f"{call.name}({ambient.describe((), call.input)})"
+    given = call.input
+    if call.secrets:  # Masked before it is written down: quoting may change the form of a secret.
+        masked = codec.decode(codec.evidence(given, secrets=call.secrets))
+        given = masked if isinstance(masked, dict) else {"arguments": masked}
+    return f"{call.name}({ambient.describe((), given)})"

@@ -169,7 +169,7 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
         if verdict.kind != NOT_HAPPENED:
             return await _give_up(attempt, matter, question)
         gone = await zombies.until_gone(attempt, step.key, matter.held_by, question)
-        if gone.anyway or question.anyway or gone.at_ms <= (question.answered_at or 0):
+        if gone.anyway or question.anyway or gone.at_ms < (question.answered_at or 0):
             return await _run_again(attempt, matter, question)
         if gone.word is not None and gone.word.kind is not steps.WordKind.CUT_OFF:
             return await _act_on_word(attempt, matter, gone.word, question)

@@ -38,15 +38,14 @@ def complete(
         task_ops.refuse(tx, fence, "complete")
     if tx.all(S.in_doubt, task=me.n, from_index=me.replay_from):
         raise InvariantError(f"task {me.id} cannot complete while a call of it is in doubt")
-    steps.note(tx, fence, notes, risk_seen=risk_seen)
-    _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None)
+    last = _Last(notes, risk_seen)
+    _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None, last=last)
 
 
 def fail(tx: Transaction, fence: Fence, error: Error, *, notes: Sequence[Note] = (), risk_seen: str = "low") -> None:
     """End the task with an error; its open foreground children are cancelled with it. Raises LeaseLost."""
     family = _hold(tx, fence.task_id)
-    steps.note(tx, fence, notes, risk_seen=risk_seen)
-    _finish(tx, family, fence, "fail", result=None, error=error)
+    _finish(tx, family, fence, "fail", result=None, error=error, last=_Last(notes, risk_seen))
 
 
 def time_out(tx: Transaction, task_id: str, *, fence: Fence | None = None) -> bool:
@@ -104,7 +103,10 @@ def _hold(tx: Transaction, task_id: str) -> _Family:
     if place is None:
         raise NotFound(f"there is no task {task_id}")
     sessions.lock(tx, place[1])
-    rows = [task_from_row(row) for row in tx.all(Q.lock_family, id=task_id, parent_task_id=place[2])]
+    # Most tasks stand alone: their one row is found in half the time that the family takes.
+    is_alone = place[2] is None and tx.one(Q.has_children, id=task_id) is None
+    query = Q.lock if is_alone else Q.lock_family
+    rows = [task_from_row(row) for row in tx.all(query, id=task_id, parent_task_id=place[2])]
     by_id = {task.id: task for task in rows}
     parent = by_id.get(place[2]) if place[2] else None
     others = [task for task in rows if task.id != task_id and task is not parent]

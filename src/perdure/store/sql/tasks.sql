@@ -18,6 +18,14 @@ CASE WHEN execution_id = :execution_id AND generation = :generation THEN 1 END =
 -- fragment: proof
 n, event_seq, attempt, prompt_tokens, completion_tokens, cost, tool_calls, iterations
 
+-- fragment: raised_risk
+CASE
+    WHEN 'critical' IN (risk_seen, :risk_seen) THEN 'critical'
+    WHEN 'high' IN (risk_seen, :risk_seen) THEN 'high'
+    WHEN 'medium' IN (risk_seen, :risk_seen) THEN 'medium'
+    ELSE 'low'
+END
+
 -- name: insert
 INSERT INTO tasks (
     id, session_id, root_session_id, root_task_id, parent_task_id, turn_id, caller_agent_id, caller_scope_id,
@@ -165,6 +173,12 @@ ORDER BY t.status
 SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id, t.generation
 FROM tasks t
 WHERE t.id = :id
+
+-- name: has_children
+SELECT 1
+FROM tasks c
+WHERE c.parent_task_id = :id
+LIMIT 1
 
 -- name: lock_family
 -- Every row that an end touches: the task, its parent (to be woken) and its open descendants, in one order for all.
@@ -329,12 +343,14 @@ WHERE id = :id AND status IN ({from:recover})
 RETURNING {proof}
 
 -- name: finish
--- The owner's end. complete and fail start from the same statuses; which it is decides :status.
+-- The owner's end. complete and fail start from the same statuses; which it is decides :status. It takes the numbers of
+-- the last notes, too.
 UPDATE tasks
 SET status = :status, result = :result, error = :error, waiting_for = '[]', execution_id = NULL, instance_id = NULL,
-    completion_reserved = 0, event_seq = event_seq + 1, revision = :revision, updated_at = {now}, finished_at = {now}
+    completion_reserved = 0, event_seq = event_seq + :notes + 1, step_count = step_count + :notes,
+    risk_seen = {raised_risk}, revision = :revision, updated_at = {now}, finished_at = {now}
 WHERE id = :id AND status IN ({from:complete}) AND {owned}
-RETURNING {proof}
+RETURNING {proof}, step_count
 
 -- name: end_unfenced
 -- cancel and time_out, which start from every open status, and abandon and refuse, whose source the caller proved.
@@ -381,12 +397,7 @@ SET event_seq = event_seq + :seqs, step_count = step_count + :records,
     prompt_tokens = {least}(prompt_tokens, 9223372036854775807 - :prompt_tokens) + :prompt_tokens,
     completion_tokens = {least}(completion_tokens, 9223372036854775807 - :completion_tokens) + :completion_tokens,
     cost = cost + :cost, tool_calls = tool_calls + :tool_calls, iterations = iterations + :iterations,
-    risk_seen = CASE
-        WHEN 'critical' IN (risk_seen, :risk_seen) THEN 'critical'
-        WHEN 'high' IN (risk_seen, :risk_seen) THEN 'high'
-        WHEN 'medium' IN (risk_seen, :risk_seen) THEN 'medium'
-        ELSE 'low'
-    END,
+    risk_seen = {raised_risk},
     recoveries = CASE WHEN :progress = 1 THEN 0 ELSE recoveries END,
     last_tool_call_id = coalesce(CAST(:tool_call_id AS {string}), last_tool_call_id), updated_at = {now}
 WHERE id = :id AND status IN ({from:complete}) AND {owned}
