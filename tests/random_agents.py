@@ -149,11 +149,14 @@ def make_agents(world: World) -> tuple[Any, Any]:
 
     @perdure.tool(risk="low")
     async def nested(programs: list[Any]) -> list[Any]:
-        return [await run(tuple(_as_program(one))) for one in programs]
+        found = [await run(_as_program(one)) for one in programs]
+        if len(programs) > 1 and world.fails_now():
+            raise ConnectionError("after all that is inside was done")
+        return found
 
     @perdure.agent
     async def child(programs: list[Any]) -> list[Any]:
-        return [await run(tuple(_as_program(one))) for one in programs]
+        return [await run(_as_program(one)) for one in programs]
 
     @perdure.agent
     async def host(program: list[Any]) -> Any:
@@ -235,8 +238,8 @@ async def _queue(tools: dict[str, Any], kind: str, workers: int, *items: int) ->
 async def _guard(tools: dict[str, Any], n: int) -> str:
     try:
         return str(await tools["broken"](n))
-    except ValueError as error:
-        return f"caught {error}"
+    except (ValueError, perdure.OutcomeUnknown):  # the latter where a person gave up finding out
+        return f"caught {n}"
 
 
 def _as_program(value: Any) -> Program:

@@ -49,12 +49,17 @@ class Theatre:
     # -- workers ----------------------------------------------------------------------------
 
     async def hire(self, *agents: Startable[..., Any], death: Death | None = None, **options: Any) -> Actor:
-        """A worker that has registered and works."""
+        """A worker that has registered and works, or has died of doing so."""
         process = Process(f"worker {len(self.actors) + 1}")
-        line = Line(self._database, self.loop, death=death, on_death=process.hold)
+        ready = asyncio.Event()
+
+        def die() -> None:
+            process.hold()
+            ready.set()
+
+        line = Line(self._database, self.loop, death=death, on_death=die)
         definitions = [_definition(one) for one in agents]
         worker = Worker(self._store_on(line), definitions, **options)
-        ready = asyncio.Event()
         running = self.loop.create_task(worker.run(ready=ready), name=process.name, context=process.context())
         actor = Actor(process, line, worker, running)
         self.actors.append(actor)

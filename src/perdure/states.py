@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class TaskStatus(StrEnum):
@@ -119,9 +120,9 @@ class Transition:
     attempt: str = ""  # status the verb writes into the attempt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
-    """A named table of transitions over one column of one table."""
+    """A named table of transitions over one column of one table. What every write asks of it is worked out once."""
 
     name: str
     table: str
@@ -130,44 +131,50 @@ class Machine:
 
     def sources(self, verb: str) -> tuple[str, ...]:
         """Every status from which `verb` may start, in declared order. Raises KeyError for an unknown verb."""
-        found = [t for t in self.transitions if t.verb == verb]
-        if not found:
+        if verb not in self._by_verb:
             raise KeyError(f"{self.name} has no verb {verb}")
-        wanted = {source for t in found for source in t.sources}
+        wanted = {source for t in self._by_verb[verb] for source in t.sources}
         return tuple(status for status in self.statuses if status in wanted)
 
     def target(self, verb: str) -> str:
         """The one status that `verb` leads to. Raises KeyError if there is none or more than one."""
-        targets = {t.target for t in self.transitions if t.verb == verb}
+        targets = {t.target for t in self._by_verb.get(verb, ())}
         if len(targets) != 1:
             raise KeyError(f"{self.name}.{verb} has {len(targets)} targets")
         return targets.pop()
 
     def event(self, verb: str) -> str:
         """The kind of the event that `verb` writes."""
-        return next(t.event for t in self.transitions if t.verb == verb)
+        return self._by_verb[verb][0].event
 
-    @property
+    @cached_property
     def moves(self) -> frozenset[tuple[str, str]]:
         """Every legal (source, target) pair; staying where one is counts only where it is declared."""
         return frozenset((source, t.target) for t in self.transitions for source in t.sources)
 
-    @property
+    @cached_property
     def initial(self) -> tuple[str, ...]:
         """Statuses a new row may have."""
         wanted = {t.target for t in self.transitions if not t.sources}
         return tuple(status for status in self.statuses if status in wanted)
 
-    @property
+    @cached_property
     def terminal(self) -> tuple[str, ...]:
         """Statuses without a way out."""
         leaving = {source for source, target in self.moves if source != target}
         return tuple(status for status in self.statuses if status not in leaving)
 
-    @property
+    @cached_property
     def open(self) -> tuple[str, ...]:
         """Statuses with a way out."""
         return tuple(status for status in self.statuses if status not in self.terminal)
+
+    @cached_property
+    def _by_verb(self) -> dict[str, list[Transition]]:
+        found: dict[str, list[Transition]] = {}
+        for t in self.transitions:
+            found.setdefault(t.verb, []).append(t)
+        return found
 
 
 def _moves(verb: str, sources: Iterable[str], targets: Iterable[str] | str, **rest: str | bool) -> list[Transition]:

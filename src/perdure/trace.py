@@ -108,6 +108,10 @@ class Records:
         """Records of this name under the same parent that no call has asked for yet: a sign of drift."""
         return list(self._unused.get((scope_under(parent), name), {}).values())
 
+    def has_unused_of(self, parent: str, name: str) -> bool:
+        """Whether there are any."""
+        return bool(self._unused.get((scope_under(parent), name)))
+
     def use_before(self, step_index: int) -> None:
         """The agent went on from a checkpoint: what was recorded before it is not asked for again."""
         for key, step in self._by_key.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -208,7 +209,7 @@ async def test_a_cancelled_call_is_committed_or_not_as_a_whole(store: Store, ope
 
         task.cancel()
 
-        with pytest.raises(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):  # A fast disk may have ended it already.
             await task
         await aio.call(store, put, f"{steps}-next")
         assert await aio.call(second, put, f"{steps}-other")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
 import perdure
+from perdure import Startable
 from perdure.testing import World
 
 
@@ -135,8 +137,10 @@ def perdure_call(number: int) -> str:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_killed_at_every_commit_it_ends_the_same(agent: object, argument: object, result: object) -> None:
-    plays = await world().crash_everywhere(agent, argument)  # type: ignore[arg-type]  # agents of many types
+async def test_killed_at_every_commit_it_ends_the_same(
+    agent: Startable[[Any], Any], argument: object, result: object
+) -> None:
+    plays = await world().crash_everywhere(agent, argument)
 
     assert len(plays) >= 10
     assert [play.result for play in plays] == [result] * len(plays)

@@ -56,8 +56,9 @@ _FENCE = "CASE WHEN execution_id = :execution_id AND generation = :generation TH
 _COMMIT = """            connection.execute("COMMIT")
         except apsw.Error as error:
             return self._commit_failed"""
-_EMIT = """    events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})
-"""
+_EMIT = (
+    '    events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})\n'
+)
 _TELL = """LATE: list[tuple[int, int, str]] = []
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import perdure
+from perdure import Startable
 from perdure.testing import World
 
 FOUND = 3
@@ -54,7 +54,7 @@ async def race() -> list[str]:
     return found
 
 
-PLAYS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {"sends": sends, "notes": notes, "race": race}
+PLAYS: dict[str, Startable[[], Any]] = {"sends": sends, "notes": notes, "race": race}
 
 
 def main(name: str) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from perdure import codec
 from perdure.client import Client, Question
@@ -331,8 +332,8 @@ class Town:
     def _store_on(self, line: Line) -> Store:
         return Store(line, clock=self.loop, ids=self._ids, settings=SETTINGS)
 
-    def _start(self, work: object) -> None:
-        task = self.loop.create_task(work)  # type: ignore[arg-type]  # coroutines of several results
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self.loop.create_task(work)
         task.add_done_callback(lambda done: None if done.cancelled() else self._note(done.exception()))
 
     def _note(self, error: BaseException | None) -> None:

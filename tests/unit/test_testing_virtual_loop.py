@@ -155,7 +155,7 @@ def test_what_a_held_process_started_is_held_with_it(loop: VirtualLoop) -> None:
 
 def test_a_timer_that_was_cancelled_while_it_was_kept_does_not_fire(loop: VirtualLoop) -> None:
     process = Process("held")
-    fired = []
+    fired: list[str] = []
 
     async def main() -> None:
         handle = process.context().run(loop.call_later, 1, fired.append, "late")

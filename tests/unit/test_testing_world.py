@@ -290,9 +290,7 @@ async def test_a_verdict_of_the_test_goes_before_what_the_world_saw() -> None:
     async def pays() -> str:
         return await refund("o", 1)
 
-    slow = World(
-        tools={refund: lambda order, amount: asyncio.sleep(60)}, answers={refund: perdure.happened("r-88")}
-    )
+    slow = World(tools={refund: lambda order, amount: asyncio.sleep(60)}, answers={refund: perdure.happened("r-88")})
 
     assert (await slow.play(pays)).result == "r-88"
 

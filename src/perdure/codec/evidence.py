@@ -45,7 +45,9 @@ def evidence(value: object, *, secrets: Collection[str] = (), limit: int = DEFAU
     encoding is kept by the name of its class; lone surrogates, numbers that are not JSON, parts that
     are too big or too deep are marked. The exact text of every secret is masked before anything else.
     """
-    hidden = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
+    hidden: Sequence[str] = ()
+    if secrets:
+        hidden = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
     body = _take_plain(value, hidden, limit)
     if body is not None:
         return body

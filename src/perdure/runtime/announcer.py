@@ -37,6 +37,8 @@ class Announcer:
 
     def started(self, attempt: Attempt) -> None:
         """An attempt was claimed."""
+        if self._listener is None:
+            return  # What is not looked back at needs no keeping.
         if attempt.task.attempt == 1:
             self.say("started", _facts(attempt))
         else:

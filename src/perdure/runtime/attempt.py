@@ -288,11 +288,15 @@ class Attempt:
         self._open_calls.pop(call, None)
         self._call_closed.set()
 
-    async def until_calls_may_begin(self) -> None:
-        """Hold a new call while the worker stops or the agent has ended: what runs may end, nothing begins."""
-        if self.is_draining or self.is_ending:
-            self._settle_drain()
-            await self._loop.create_future()  # Ends by the cancellation that ends the attempt.
+    @property
+    def holds_calls(self) -> bool:
+        """Whether the worker stops or the agent has ended: what runs may end, nothing begins."""
+        return self.is_draining or self.is_ending
+
+    async def hold_call(self) -> None:
+        """Keep a new call from beginning, until the cancellation that ends the attempt."""
+        self._settle_drain()
+        await self._loop.create_future()
 
     async def close_calls(self) -> None:
         """The agent has ended: let dangerous calls that it left running come to their outcome, drop all others."""

@@ -48,7 +48,8 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     parent = scope.parent_key
     body = codec.evidence(call.input, secrets=call.secrets)
     key = journal.key_of(call, body, parent=parent)
-    await journal.until_settled(key)
+    if journal.is_running(key):
+        await journal.until_settled(key)
     record = journal.records.find(key)
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
@@ -56,12 +57,12 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     # Pairs of calls, and not contexts made of generators: those took a tenth of all the time that a step takes.
     attempt.open_call(call)
     try:
-        if parent == ROOT:
-            await attempt.until_calls_may_begin()
+        if parent == ROOT and attempt.holds_calls:
+            await attempt.hold_call()
         journal.open(call, key, body, parent=parent)
         try:
             async with attempt.waits.call():
-                if record is None:
+                if record is None and journal.records.has_unused_of(parent, call.name):
                     await drift.settle(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
                 return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)

@@ -128,6 +128,10 @@ class Journal:
         elif not call.input:
             self._open_alike[parent, call.name] -= 1
 
+    def is_running(self, key: str) -> bool:
+        """Whether this very call runs: the call around it was cut off and begins anew."""
+        return key in self._running
+
     async def until_settled(self, key: str) -> None:
         """Wait while this very call still runs: the call around it was cut off and begins anew."""
         while (running := self._running.get(key)) is not None:

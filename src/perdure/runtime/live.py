@@ -47,9 +47,10 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         approval_id = (await ask_first(attempt, call, step)).id
     if call.is_dangerous:
         await attempt.host.until_may_call()
+        # Known before it is written: a branch that is cancelled meanwhile leaves it on record all the same.
+        attempt.intents[key] = call, step
         if not begun:
             await journal.begin(step, question_id=approval_id)
-        attempt.intents[key] = call, step
         await until_may_start(attempt, step)
         begun = True
     return await run_begun(attempt, call, step, begun=begun)

@@ -11,6 +11,8 @@ from perdure.policy.budget import Budget, spend, violations
 from perdure.policy.budget import Usage as Spent
 from perdure.runtime.call import Call
 
+_NO_LIMITS = Budget()
+
 
 class Spending:
     """The budget of a task, over all its attempts. Calls are counted as they begin, tokens as they are known."""
@@ -18,8 +20,9 @@ class Spending:
     def __init__(self, claim: Claim, *, owner: str) -> None:
         task = claim.task
         self._owner = owner
-        self._budget = Budget.from_json(json.loads(claim.input.budget))
-        self._has_limits = self._budget != Budget()
+        given = json.loads(claim.input.budget)
+        self._has_limits = bool(given)
+        self._budget = Budget.from_json(given) if given else _NO_LIMITS
         self._tokens = task.prompt_tokens + task.completion_tokens
         self._cost = task.cost
         self._tool_calls = task.tool_calls

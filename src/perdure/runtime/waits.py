@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from perdure.model.task import Fence, Wait, WaitKind
 from perdure.runtime.journal import Journal
@@ -51,8 +51,8 @@ class LiveCall:
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
 
-    async def __aenter__(self) -> None:
-        await self._waits.begin_call()
+    def __aenter__(self) -> Coroutine[Any, Any, None]:
+        return self._waits.begin_call()
 
     async def __aexit__(self, *exc: object) -> None:
         self._waits.end_call()
@@ -114,11 +114,12 @@ class Waits:
     async def begin_call(self) -> None:
         """A call that does something is open; the task runs again when this returns."""
         self._live += 1
-        try:
-            await self._run_again()
-        except BaseException:
-            self.end_call()
-            raise
+        if self._is_waiting or self._turn.locked():
+            try:
+                await self._run_again()
+            except BaseException:
+                self.end_call()
+                raise
 
     def end_call(self) -> None:
         """The call has ended; the task may be set aside for what is still waited for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perdure import codec
 from perdure.errors import Error, InvariantError, NotFound
@@ -103,20 +104,37 @@ def _hold(tx: Transaction, task_id: str) -> _Family:
     if place is None:
         raise NotFound(f"there is no task {task_id}")
     sessions.lock(tx, place[1])
-    # Most tasks stand alone: their one row is found in half the time that the family takes.
-    is_alone = place[2] is None and tx.one(Q.has_children, id=task_id) is None
-    query = Q.lock if is_alone else Q.lock_family
-    rows = [task_from_row(row) for row in tx.all(query, id=task_id, parent_task_id=place[2])]
+    if place[2] is None and tx.one(Q.has_children, id=task_id) is None:
+        # Most tasks stand alone: their one row is found in half the time that a family takes.
+        found = tx.all(Q.lock, id=task_id)
+    else:
+        found = tx.all(Q.lock_family, id=task_id, parent_task_id=place[2])
+    rows = [task_from_row(row) for row in found]
     by_id = {task.id: task for task in rows}
     parent = by_id.get(place[2]) if place[2] else None
     others = [task for task in rows if task.id != task_id and task is not parent]
     return _Family(by_id[task_id], parent, tuple(sorted(others, key=lambda task: (-task.depth, task.id))))
 
 
+class _Last(NamedTuple):
+    """What the owner had still to write: notes that no step took, and the risk of all its calls."""
+
+    notes: Sequence[Note]
+    risk_seen: str
+
+
 def _finish(
-    tx: Transaction, family: _Family, fence: Fence, verb: str, *, result: bytes | None, error: Error | None
+    tx: Transaction,
+    family: _Family,
+    fence: Fence,
+    verb: str,
+    *,
+    result: bytes | None,
+    error: Error | None,
+    last: _Last,
 ) -> None:
     me = family.me
+    steps.check_notes(last.notes)
     if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
         task_ops.refuse(tx, fence, verb)
     revision = sessions.raise_revision(tx, me.root_session_id)
@@ -130,9 +148,15 @@ def _finish(
         result=result,
         error=None if error is None else payloads.small(tx, error_to_json(error)),
         revision=revision,
+        notes=len(last.notes),
+        risk_seen=last.risk_seen,
     )
     assert row is not None, me.id
-    proof = Proof(*row)
+    proof = Proof(*row[:-1])
+    count = len(last.notes)
+    steps.insert_notes(
+        tx, proof.n, last.notes, attempt=proof.attempt, step_index=row[-1] - count, seq=proof.event_seq - count
+    )
     end_attempt(tx, proof, ATTEMPT.target(verb), error)
     events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})
     if error is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perdure import codec
 from perdure.model.event import Event
 from perdure.store import payloads
 from perdure.store.database import Transaction
@@ -13,11 +14,12 @@ from perdure.store.queries import load
 Q = load("events")
 T = load("tasks")
 _NOTHING: Mapping[str, Any] = {}
+_EMPTY = codec.pack(codec.encode({})).blob
 
 
 def emit(tx: Transaction, task: int, seq: int, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:
     """Write one skeleton event under a number that a verb has just taken from the task's row."""
-    tx.run(Q.insert, task=task, seq=seq, kind=kind, payload=payloads.small(tx, payload))
+    tx.run(Q.insert, task=task, seq=seq, kind=kind, payload=payloads.small(tx, payload) if payload else _EMPTY)
 
 
 def tell(tx: Transaction, task_id: str, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:

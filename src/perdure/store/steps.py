@@ -150,9 +150,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
     told = 0 if result.event is None else 1
     if not begun:
         _check(step)
-    for one in notes:
-        check_text(one.kind, "kind")
-        check_text(one.name, "name")
+    check_notes(notes)
     n, seq, count, attempt = _prove(
         tx,
         fence,
@@ -207,7 +205,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
     if result.event is not None:
         kind, payload = result.event
         events.emit(tx, n, first_seq + own_seqs, kind, payload)
-    _insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs + told)
+    insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=first_seq + own_seqs + told)
     return Written(index, seq)
 
 
@@ -230,11 +228,9 @@ def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str
     """Append records that answer no call. Raises LeaseLost."""
     if not notes:
         return
-    for one in notes:
-        check_text(one.kind, "kind")
-        check_text(one.name, "name")
+    check_notes(notes)
     n, seq, count, attempt = _prove(tx, fence, seqs=len(notes), records=len(notes), risk_seen=risk_seen)
-    _insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
+    insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
 
 
 def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
@@ -243,7 +239,10 @@ def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
     Raises Damaged when an output cannot be read or a record is missing.
     """
     rows = tx.all(Q.trace, id=task_id, from_index=from_index, limit=_TRACE_LIMIT)
-    wanted = range(from_index, task_ops.get(tx, task_id).step_count)
+    told = tx.one(T.step_count, id=task_id)
+    if told is None:
+        raise NotFound(f"there is no task {task_id}")
+    wanted = range(from_index, told[0])
     found = [row[1] for row in rows]
     if found != list(wanted):
         missing = sorted(set(wanted) - set(found))
@@ -384,6 +383,13 @@ def _prove(
     return row[0], row[1], row[2], row[3]
 
 
+def check_notes(notes: Sequence[Note]) -> None:
+    """Refuse, before a write, notes that one of the databases could not hold."""
+    for one in notes:
+        check_text(one.kind, "kind")
+        check_text(one.name, "name")
+
+
 def _insert(
     tx: Transaction,
     n: int,
@@ -452,7 +458,8 @@ def insert_note(tx: Transaction, n: int, one: Note, *, attempt: int, step_index:
     )
 
 
-def _insert_notes(tx: Transaction, n: int, notes: Sequence[Note], *, attempt: int, step_index: int, seq: int) -> None:
+def insert_notes(tx: Transaction, n: int, notes: Sequence[Note], *, attempt: int, step_index: int, seq: int) -> None:
+    """Several of them, one after the other."""
     for offset, one in enumerate(notes):
         insert_note(tx, n, one, attempt=attempt, step_index=step_index + offset, seq=seq + offset)
 

@@ -102,7 +102,7 @@ class Ledger:
         )
 
     def run_wrongly(self) -> list[str]:
-        """Calls from high risk up that ran more often than anybody allowed, and calls under two tokens, as sentences."""
+        """Calls from high risk up that ran more often than allowed, and calls with two tokens, as sentences."""
         by_place: dict[tuple[str, str], list[Effect]] = {}
         for one in self.effects:
             if not one.not_applied:

@@ -53,12 +53,21 @@ class Record:
 class Stage:
     """One play, from the admission of its task to its end."""
 
-    def __init__(self, call: AgentCall, *, troupe: Cast, answers: Answers, death: Death | None = None) -> None:
+    def __init__(
+        self,
+        call: AgentCall,
+        *,
+        troupe: Cast,
+        answers: Answers,
+        death: Death | None = None,
+        settings: Settings = _SETTINGS,
+    ) -> None:
         self.loop = VirtualLoop(settle_s=_SETTLE_S)
         self._call = call
         self._cast = troupe
         self._answers = answers
         self._death = death
+        self._settings = settings
         self._ids = SeededIds(1)
         self._ledger = Ledger()
         self._workers: list[Actor] = []
@@ -85,7 +94,7 @@ class Stage:
 
     async def _main(self) -> Record:
         self._news = asyncio.Event()
-        self._database = open_sqlite(None, settings=_SETTINGS, clock=self.loop, ids=self._ids, inline=True)
+        self._database = open_sqlite(None, settings=self._settings, clock=self.loop, ids=self._ids, inline=True)
         self._store = self._store_on(Line(self._database, self.loop))
         self._client = Client(store=self._store)
         self.loop.next_moment_ms = self._next_moment_ms
@@ -163,7 +172,7 @@ class Stage:
     def _next_moment_ms(self) -> int | None:
         """When something falls due next: in the store, in an attempt's memory, or because nobody answers."""
         now = self.loop.now_ms()
-        moments = [self._store.read(task_lists.next_moment, grace_ms=int(_SETTINGS.deadline_grace_s * 1000))]
+        moments = [self._store.read(task_lists.next_moment, grace_ms=int(self._settings.deadline_grace_s * 1000))]
         for actor in self._workers:
             if not actor.process.is_held:
                 for attempt in actor.worker.attempts.values():
@@ -195,7 +204,7 @@ class Stage:
     # -- small things -----------------------------------------------------------------------
 
     def _store_on(self, line: Line) -> Store:
-        return Store(line, clock=self.loop, ids=self._ids, settings=_SETTINGS)
+        return Store(line, clock=self.loop, ids=self._ids, settings=self._settings)
 
     def _task(self) -> Task:
         return self._store.read(tasks.get, self._task_id)

@@ -174,6 +174,11 @@ SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id, t.gen
 FROM tasks t
 WHERE t.id = :id
 
+-- name: step_count
+SELECT t.step_count
+FROM tasks t
+WHERE t.id = :id
+
 -- name: has_children
 SELECT 1
 FROM tasks c
