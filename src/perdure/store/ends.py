@@ -104,7 +104,7 @@ def _hold(tx: Transaction, task_id: str) -> _Family:
     if place is None:
         raise NotFound(f"there is no task {task_id}")
     sessions.lock(tx, place[1])
-    if place[2] is None and tx.one(Q.has_children, id=task_id) is None:
+    if place[2] is None and not _has_children(tx, task_id):
         # Most tasks stand alone: their one row is found in half the time that a family takes.
         found = tx.all(Q.lock, id=task_id)
     else:
@@ -114,6 +114,12 @@ def _hold(tx: Transaction, task_id: str) -> _Family:
     parent = by_id.get(place[2]) if place[2] else None
     others = [task for task in rows if task.id != task_id and task is not parent]
     return _Family(by_id[task_id], parent, tuple(sorted(others, key=lambda task: (-task.depth, task.id))))
+
+
+def _has_children(tx: Transaction, task_id: str) -> bool:
+    row = tx.one(Q.has_children, id=task_id)
+    assert row is not None
+    return bool(row[0])
 
 
 class _Last(NamedTuple):

@@ -180,10 +180,11 @@ FROM tasks t
 WHERE t.id = :id
 
 -- name: has_children
-SELECT 1
-FROM tasks c
-WHERE c.parent_task_id = :id
-LIMIT 1
+SELECT EXISTS (
+    SELECT 1
+    FROM tasks c
+    WHERE c.parent_task_id = :id
+)
 
 -- name: lock_family
 -- Every row that an end touches: the task, its parent (to be woken) and its open descendants, in one order for all.
