@@ -197,7 +197,7 @@ async def test_a_call_that_a_crash_makes_twice_is_found() -> None:
     @perdure.agent
     async def renames() -> str:
         life = next(lives)  # Another input is another call: perdure cannot know that they are meant to be one.
-        await send(f"me, life {life if life else 'one'}")
+        await send(f"me, life {life or 'one'}")
         await look_up("o")
         return "ok"
 

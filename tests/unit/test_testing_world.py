@@ -166,7 +166,7 @@ async def test_a_tool_above_low_risk_without_a_stand_in_is_refused_with_the_fix(
     async def careless() -> str:
         try:
             return await perdure.call(wire, "me")
-        except Exception:
+        except Exception:  # noqa: BLE001  # What careless agents do.
             return "swallowed"
 
     with pytest.raises(perdure.BadInput, match=r"World\(tools=\{wire: fn\}\)") as refused:
