@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Whether syncs are made, and what is lost without, is tested by counting and losing them, not by a disk's good luck.
     """
-    memory = Path("/dev/shm")  # noqa: S108  # A folder of our own in it, with an unguessable name.
+    memory = Path("/dev/shm")
     if config.option.basetemp is None and os.access(memory, os.W_OK | os.X_OK):
         config.option.basetemp = tempfile.mkdtemp(prefix="perdure-tests-", dir=memory)
 

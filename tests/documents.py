@@ -114,8 +114,15 @@ class PageRun:
             self._run_and_kill(command, says=kill[1])
             return
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=self._environment(), text=True, timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self._environment(),
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         printed = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
         assert _fits(printed, expected), (
@@ -126,8 +133,13 @@ class PageRun:
         output = self.folder / ".killed"
         with output.open("wb") as file:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self._environment(),
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         end = time.monotonic() + _TIMEOUT_S
         try:

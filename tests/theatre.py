@@ -107,7 +107,7 @@ class Theatre:
 
     async def until_status(self, task: TaskHandle[Any], *statuses: str) -> Task:
         """Wait until a task has one of these statuses."""
-        return await self.until(lambda: row if (row := self.row(task)).status in statuses else None)  # type: ignore[return-value]  # never None here
+        return await self.until(lambda: row if (row := self.row(task)).status in statuses else None)  # type: ignore[arg-type, return-value]  # never None
 
     async def question(self, *, kind: str | None = None) -> Question:
         """Wait until a question is open; the oldest."""

@@ -199,8 +199,14 @@ TASK = Machine(
         # The attempt stayed in memory and has won a permit again.
         *_moves("restore", (_T.WAITING,), _T.RUNNING, fenced=True, event="task_restored"),
         # Gives up memory; becomes pending at once when what it waits for has already happened.
-        *_moves("suspend", (_T.WAITING,), (_T.WAITING, _T.PENDING), fenced=True, event="task_suspended",
-                attempt=_A.SUSPENDED),
+        *_moves(
+            "suspend",
+            (_T.WAITING,),
+            (_T.WAITING, _T.PENDING),
+            fenced=True,
+            event="task_suspended",
+            attempt=_A.SUSPENDED,
+        ),
         *_moves("wake", (_T.WAITING,), _T.PENDING, event="task_woken"),
         # Pausing a running task only asks its owner; it takes effect at the next step.
         *_moves("pause", (_T.PENDING, *_LIVE), _T.IDLE, event="task_paused", attempt=_A.SUSPENDED),
@@ -228,8 +234,11 @@ ATTEMPT = Machine(
     tuple(_A),
     (
         *_moves("claim", (), _A.RUNNING),
-        *(Transition(t.verb, (_A.RUNNING,), t.attempt) for t in TASK.transitions
-          if t.attempt and t.verb != "claim" and (t.verb, t.target) != ("suspend", _T.PENDING)),
+        *(
+            Transition(t.verb, (_A.RUNNING,), t.attempt)
+            for t in TASK.transitions
+            if t.attempt and t.verb != "claim" and (t.verb, t.target) != ("suspend", _T.PENDING)
+        ),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Tests of the runtime run in virtual time: an hour of waiting takes no time, and a test that is stuck fails at once."""
+"""Tests of the runtime run in virtual time: an hour takes no time, and a test that is stuck fails at once."""
 
 from __future__ import annotations
 

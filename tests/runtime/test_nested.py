@@ -306,7 +306,7 @@ async def test_a_dangerous_call_left_running_by_its_agent_comes_to_its_outcome(h
 
     @perdure.agent(retries=0)
     async def host() -> str:
-        left.append(asyncio.ensure_future(send("a")))  # type: ignore[arg-type]  # the coroutine of an asynchronous tool
+        left.append(asyncio.ensure_future(send("a")))
         await asyncio.sleep(1)
         if ends == "raises":
             raise ValueError("something else")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -289,7 +290,7 @@ async def test_calls_are_tried_again_by_their_own_policy_first(house: Theatre) -
     assert await task.result() == "there"
     assert len(house.attempts(task)) == 1
     assert len(house.steps(task)) == 1
-    waits = [later - sooner for sooner, later in zip(calls, calls[1:], strict=False)]
+    waits = [later - sooner for sooner, later in pairwise(calls)]
     assert all(plain <= wait <= 1.25 * plain for plain, wait in zip((1, 2, 4), waits, strict=True))
 
 

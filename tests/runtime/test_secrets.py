@@ -14,7 +14,7 @@ from perdure.settings import Settings
 from tests import nasty
 from tests.theatre import Theatre
 
-KEY = "sk-test-0123456789abcdef\"\\\n\u00e9\u2603"
+KEY = 'sk-test-0123456789abcdef"\\\n\u00e9\u2603'
 WRITTEN = (KEY, KEY.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"), "sk-test-0123456789abcdef")
 QUICK = Settings(poll_ms=20, sweep_s=0.05)
 

@@ -290,7 +290,7 @@ class Said:
         (perdure.happened(object()), True, "told", 1),
     ],
 )
-async def test_reconcile_answers_in_place_of_a_person(
+async def test_reconcile_answers_in_place_of_a_person(  # noqa: PLR0917  # Parameters of a table.
     house: Theatre, ledger: Ledger, answer: Any, asks: bool, result: str, runs: int, is_sync: bool
 ) -> None:
     said, doubts = Said(answer), []

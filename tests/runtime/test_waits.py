@@ -1,4 +1,4 @@
-"""Waiting for a child, a timer, a delivery or a person: without a permit, without memory if need be, and across crashes."""
+"""Waiting for a child, a timer, a delivery or a person: without a permit, without memory, and across crashes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from perdure.settings import Settings
 from tests.theatre import Theatre
 
 FORGETFUL = Settings(
-    sweep_s=0.5, poll_ms=500, question_expiry_s=120, waiting_in_memory=0, heartbeat_s=1, lease_s=6, permits=2,
+    sweep_s=0.5,
+    poll_ms=500,
+    question_expiry_s=120,
+    waiting_in_memory=0,
+    heartbeat_s=1,
+    lease_s=6,
+    permits=2,
     main_permits=1,
 )
 ONE_PERMIT = Settings(sweep_s=0.5, poll_ms=500, permits=1, main_permits=0)

@@ -1,4 +1,4 @@
-"""A worker that was taken for dead and wakes: what it had begun is done at most once, whatever was answered meanwhile."""
+"""A worker that was taken for dead and wakes: what it had begun is done at most once, whatever the answer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What happens when agent code makes a call: answered from the record, run live, or in doubt.
 
-    recorded with an outcome      -> the recorded result, or the recorded error again
-    recorded without one          -> in doubt (doubts.py)
-    no record, others lie unused  -> drift (drift.py)
-    no record                     -> live (live.py): low risk, one write after; above, intent first
+recorded with an outcome      -> the recorded result, or the recorded error again
+recorded without one          -> in doubt (doubts.py)
+no record, others lie unused  -> drift (drift.py)
+no record                     -> live (live.py): low risk, one write after; above, intent first
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         attempt.close_call(call)
 
 
-async def _run_or_settle(
-    attempt: Attempt, call: Call, run: Run, *, key: str, body: bytes, record: Step | None
-) -> Any:
+async def _run_or_settle(attempt: Attempt, call: Call, run: Run, *, key: str, body: bytes, record: Step | None) -> Any:
     cut: live.InDoubt | None = None
     while True:
         try:

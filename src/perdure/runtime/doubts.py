@@ -73,9 +73,7 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
     """A call whose intent is on record without an outcome."""
     # A call that was dangerous when it was made is no less so because the code has changed since.
     call.risk = highest(call.risk, Risk.parse(record.risk or Risk.HIGH))
-    step = attempt.journal.step(
-        call, key=record.key or "", body=body, try_number=record.try_number, token=record.token
-    )
+    step = attempt.journal.step(call, key=record.key or "", body=body, try_number=record.try_number, token=record.token)
     if call.risk is Risk.MEDIUM:
         # Declared idempotent: one token has one effect, whoever runs it again.
         return await live.run(attempt, call, key=step.key, body=body, record=record)
@@ -226,9 +224,7 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
     journal = attempt.journal
     for inner in list(journal.records.in_doubt_under(step.key)):
         call = Call(kind=StepKind(inner.event_kind), name=inner.name, fn=_never, risk=Risk.parse(inner.risk or "high"))
-        made = journal.step(
-            call, key=inner.key or "", body=b"{}", try_number=inner.try_number, token=inner.token
-        )
+        made = journal.step(call, key=inner.key or "", body=b"{}", try_number=inner.try_number, token=inner.token)
         unknown = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
         try:
             await live.fail_call(attempt, call, made, unknown, begun=True)

@@ -60,9 +60,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
 
 async def sleep(attempt: Attempt, duration_s: float) -> None:
     """Wait for some time, also across restarts."""
-    call = Call(
-        kind=StepKind.TIMER, name="sleep", fn=_nothing, input={"seconds": duration_s}, tells_apart=False
-    )
+    call = Call(kind=StepKind.TIMER, name="sleep", fn=_nothing, input={"seconds": duration_s}, tells_apart=False)
 
     async def run(
         attempt: Attempt,
@@ -82,7 +80,11 @@ async def sleep(attempt: Attempt, duration_s: float) -> None:
 async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annotation: Any) -> Any:
     """The oldest delivery under a name, also one that came first. Raises TimeoutError after `timeout_s`."""
     call = Call(
-        kind=StepKind.RECEIVE, name="receive", fn=_nothing, input={"name": name}, annotation=annotation,
+        kind=StepKind.RECEIVE,
+        name="receive",
+        fn=_nothing,
+        input={"name": name},
+        annotation=annotation,
         tells_apart=False,
     )
 
@@ -117,8 +119,13 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
 async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | None, annotation: Any) -> Any:
     """A person's answer. Raises Expired when nobody gave one in time."""
     call = Call(
-        kind=StepKind.ANSWER, name="ask", fn=_nothing, input={"question": question, "to": to}, annotation=annotation,
-        to=to, tells_apart=False,
+        kind=StepKind.ANSWER,
+        name="ask",
+        fn=_nothing,
+        input={"question": question, "to": to},
+        annotation=annotation,
+        to=to,
+        tells_apart=False,
     )
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
@@ -201,9 +208,7 @@ async def _take_outcome(attempt: Attempt, call: Call, step: steps.NewStep, child
         failed = failure(child_id, outcome.status, outcome.error)
         await live.fail_call(attempt, call, step, failed, begun=True)
     assert outcome.result is not None, child_id
-    await attempt.journal.complete(
-        step, steps.Result(completed=True, output=codec.pack(outcome.result)), begun=True
-    )
+    await attempt.journal.complete(step, steps.Result(completed=True, output=codec.pack(outcome.result)), begun=True)
     return codec.decode(outcome.result, annotation=call.annotation)
 
 

@@ -120,8 +120,11 @@ class Worker:
         """Work until `stop` is called; then hand back what can be handed back. Raises StoreError if the store fails."""
         await self._member.register(list(self._agents))
         flusher = PulseFlusher(
-            self.pulses, write=self._write_pulses, on_dropped=self._tell_dropped,
-            batch=self.settings.pulse_batch, flush_ms=self.settings.pulse_flush_ms,
+            self.pulses,
+            write=self._write_pulses,
+            on_dropped=self._tell_dropped,
+            batch=self.settings.pulse_batch,
+            flush_ms=self.settings.pulse_flush_ms,
         )
         loop = asyncio.get_running_loop()
         unlisten = self.store.database.listen(lambda: _ring(loop, self._hinted))
@@ -405,7 +408,11 @@ class Worker:
 def _add_packs(tx: Transaction, packs: Sequence[Pack]) -> None:
     for pack in packs:
         events.add_pulses(
-            tx, pack.task_id, execution_id=pack.execution_id, after_seq=pack.after_seq, number=pack.number,
+            tx,
+            pack.task_id,
+            execution_id=pack.execution_id,
+            after_seq=pack.after_seq,
+            number=pack.number,
             packed=pack.packed,
         )
 
@@ -417,5 +424,3 @@ def _emit_dropped(tx: Transaction, dropped: Dropped) -> None:
 def _ring(loop: asyncio.AbstractEventLoop, hinted: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # The loop has closed.
         loop.call_soon_threadsafe(hinted)
-
-
