@@ -66,7 +66,7 @@ def interrupt(folder: Path, *, tasks: int) -> Numbers:
 
     async def work() -> None:
         _crowd.is_trap, _crowd.left = True, tasks
-        app = _open(folder, permits=tasks + 8)
+        app = _open(folder, permits=tasks)
         async with app.worker():
             for first in range(0, tasks, 500):
                 await app.start_all([worker_of_six.bind() for _ in range(min(500, tasks - first))])
@@ -118,5 +118,5 @@ async def _ends(app: perdure.App) -> list[int]:
 
 
 def _open(folder: Path, *, permits: int) -> perdure.App:
-    settings = Settings(permits=permits, main_permits=1)
+    settings = Settings(permits=permits, main_permits=0)
     return perdure.App(str(folder / "recovery.db"), agents=[worker_of_six], settings=settings)

@@ -112,7 +112,7 @@ def _do(job: Job) -> None:
         module = importlib.import_module(job.module)
         asyncio.run(getattr(module, job.function)(Path(job.folder), **job.options))
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # Told to the parent, all of it.
         note(Path(job.folder) / "errors", traceback.format_exc())
     finally:
         os._exit(status)
@@ -180,10 +180,17 @@ async def work(
     settings: Settings,
     *,
     killable: bool = False,
+    signal_file: str = "",
     beside: Callable[[Client], Any] | None = None,
 ) -> None:
-    """Be a worker until SIGTERM; a second one ends the process at once. `beside` runs meanwhile."""
+    """Be a worker until SIGTERM; a second one ends the process at once.
+
+    `beside` runs meanwhile. With `signal_file` it opens the store and does not begin before that file is there.
+    """
     store = open_store(str(folder / "agents.db"), settings=settings)
+    if signal_file:
+        note(folder / "opened", str(os.getpid()))
+        await until((folder / signal_file).exists)
     worker = Worker(store, [_definition(one) for one in agents], killable=killable)
     loop = asyncio.get_running_loop()
 

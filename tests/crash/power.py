@@ -53,17 +53,17 @@ class Disk:
         """No fault any more: there is space, the cable sits tight."""
         self.fault = None
 
-    def reboot(self) -> None:
-        """Lose what was not synced, sector by sector and by chance, and be well again."""
+    def reboot(self, *, kept: float = 0.5) -> None:
+        """Lose what was not synced, sector by sector and by chance (a share of `kept` stays), and be well again."""
         for file in self.files.values():
             image = bytearray(file.synced)
             for offset, data in file.unsynced:
                 if data is None:
-                    if self._random.random() < 0.5:
+                    if self._random.random() < kept:
                         del image[offset:]
                     continue
                 for start in range(0, len(data), _SECTOR):
-                    if self._random.random() < 0.5:
+                    if self._random.random() < kept:
                         _put(image, offset + start, data[start : start + _SECTOR])
             file.synced, file.now, file.unsynced = image, bytearray(image), []
         self.clear()

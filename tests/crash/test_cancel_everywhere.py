@@ -148,7 +148,9 @@ def decoded(record: Record) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_behind(name: str) -> None:
+def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_behind(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     wanted = FUNCTIONS[name][1]
     points = 0
     for at in range(1, MANY):
@@ -161,6 +163,7 @@ def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_behind(name: str) 
             break
         points += 1
 
+    assert caplog.records == []
     assert 1 <= points < MANY - 1 or name == "last_checkpoint"
 
 
@@ -331,3 +334,25 @@ def test_a_cancel_that_is_cancelled_at_any_await_cancels_or_does_not() -> None:
         at += 1
         Lab().run(main)
     assert 1 < at < MANY
+
+
+def test_a_worker_that_is_cancelled_in_the_turn_of_a_hint_ends() -> None:
+    loop = VirtualLoop()
+    database = open_sqlite(None, settings=ONE_PERMIT, clock=loop, ids=SeededIds(1), inline=True)
+    worker = Worker(Store(Line(database, loop), clock=loop, ids=SeededIds(1), settings=ONE_PERMIT), [_agent(child)])
+
+    async def main() -> bool:
+        ready = asyncio.Event()
+        running = asyncio.ensure_future(worker.run(ready=ready))
+        await ready.wait()
+        await asyncio.sleep(1)
+        worker._hinted()  # Its loops are awake now, and are cancelled before they have their turn.
+        running.cancel()
+        await asyncio.wait({running}, timeout=60)
+        return running.done()
+
+    try:
+        assert loop.run_until_complete(main())
+    finally:
+        loop.close()
+        database.close()

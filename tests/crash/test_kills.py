@@ -25,7 +25,13 @@ ROUNDS = 10_000 if os.environ.get("PERDURE_LONG") else 200
 WORKERS = 2
 LONGEST_ROUND_S = 0.12
 SETTINGS = Settings(
-    heartbeat_s=0.2, lease_s=1, sweep_s=0.05, poll_ms=20, permits=8, main_permits=1, recovery_limit=1000,
+    heartbeat_s=0.2,
+    lease_s=1,
+    sweep_s=0.05,
+    poll_ms=20,
+    permits=8,
+    main_permits=1,
+    recovery_limit=1000,
     shutdown_grace_s=2,
 )
 

@@ -9,6 +9,7 @@ import pytest
 
 from perdure.settings import Settings
 from perdure.testing.virtual_loop import VirtualLoop
+from tests.held_calls import Ledger
 from tests.theatre import Theatre, theatre
 
 SETTINGS = Settings(sweep_s=0.5, poll_ms=500, drift_settle_ms=50, question_expiry_s=120)
@@ -30,3 +31,9 @@ async def house(settings: Settings) -> AsyncIterator[Theatre]:
     """A store in memory with room for workers."""
     async with theatre(settings) as one:
         yield one
+
+
+@pytest.fixture
+async def ledger() -> Ledger:
+    """What the tools of a test really did."""
+    return Ledger()

@@ -40,7 +40,7 @@ MOST_WORKERS = 5
 SETTINGS = Settings(
     heartbeat_s=5,
     lease_s=30,
-    sweep_s=3,
+    sweep_s=5,
     poll_ms=5000,
     permits=3,
     main_permits=1,
@@ -67,7 +67,7 @@ class Town:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.deaths = self.stalls = self.commits = 0
-        self.loop = ShuffledLoop(seed, settle_s=6.0)
+        self.loop = ShuffledLoop(seed, settle_s=5.5)
         self.random = Random(seed)
         self.outside = Outside(Random(seed + 1))
         self._ids = SeededIds(seed)
@@ -97,7 +97,7 @@ class Town:
         self.loop.on_idle = self._news.set
         self.loop.set_exception_handler(self._failed)
         try:
-            for _ in range(self.random.randint(3, MOST_WORKERS)):
+            for _ in range(3):
                 self._start_worker()
             for _ in range(self.random.randint(3, 6)):
                 self._later(self.random.uniform(0, HOUR_S / 2), self._admit)

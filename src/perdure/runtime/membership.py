@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from perdure.errors import StoreError
+from perdure.errors import StoreBusy, StoreError
 from perdure.model.instance import InstanceType
 from perdure.runtime.in_flight import InFlightCalls
-from perdure.runtime.liveness import Deadline, InstanceLock, new_instance_id, owner_of, side_file, whoami
+from perdure.runtime.liveness import (
+    Deadline,
+    InstanceLock,
+    end_process,
+    new_instance_id,
+    owner_of,
+    side_file,
+    whoami,
+)
 from perdure.store import Store, aio, instances, sqlite_path, steps
 from perdure.store.database import Transaction
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Membership:
@@ -39,6 +48,7 @@ class Membership:
         self._deadline = Deadline(int(store.settings.lease_s * 1000))
         self._lock = InstanceLock()
         self._retiring: set[asyncio.Task[None]] = set()
+        self._frozen: tuple[int, int] | None = None  # who holds the write lock and stands still, and since when
 
     @property
     def lock_path(self) -> Path | None:
@@ -53,8 +63,8 @@ class Membership:
         me = whoami()
         started = self._store.clock.boot_ms()
         self.instance_id = new_instance_id(self._store.clock.now_ms(), self._random)
-        self.registration = await aio.call_patiently(
-            self._store,
+        self.registration = await self._patiently(
+            aio.call,
             instances.register,
             instance_id=self.instance_id,
             type=InstanceType.EXECUTOR,
@@ -73,8 +83,8 @@ class Membership:
         """Prove that this process lives; the answer tells what the database says it owns."""
         assert self.registration is not None
         started = self._store.clock.boot_ms()
-        beat = await aio.call_softly(
-            self._store, instances.beat, self.instance_id, generation=self.registration.generation, held=held
+        beat = await self._patiently(
+            aio.call_softly_once, instances.beat, self.instance_id, generation=self.registration.generation, held=held
         )
         if beat.alive:
             self._deadline.beat_acknowledged(started)
@@ -110,6 +120,35 @@ class Membership:
             with suppress(StoreError):
                 await aio.call(self._store, _stop, self.instance_id, self._in_flight.words())
                 self._lock.release()
+
+    async def _patiently(
+        self, call: Callable[..., Awaitable[T]], operation: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> T:
+        """Ask a busy store again, and end a worker that was frozen while it held the write lock of everybody."""
+        while True:
+            try:
+                found = await call(self._store, operation, *args, **kwargs)
+            except StoreBusy as busy:
+                await self._mind_frozen(busy)
+                await asyncio.sleep(0.05)
+            else:
+                self._frozen = None
+                return found
+
+    async def _mind_frozen(self, busy: StoreBusy) -> None:
+        """Its heartbeat cannot be judged, as nobody's gets through; that it stands still for a lease can be seen."""
+        now = self._store.clock.boot_ms()
+        if busy.holder_pid is None or not busy.holder_stopped:
+            self._frozen = None
+            return
+        if self._frozen is None or self._frozen[0] != busy.holder_pid:
+            self._frozen = busy.holder_pid, now
+        path = self.lock_path
+        if path is None or now - self._frozen[1] < self._store.settings.lease_s * 1000:
+            return
+        for one in await aio.read(self._store, instances.alive):
+            if one.pid == busy.holder_pid:
+                end_process(one, me=whoami(), path=path)
 
     async def _retire(self, instance_id: str, lock: InstanceLock, running: Collection[asyncio.Future[Any]]) -> None:
         """Say that an identity of this process is dead, once nothing runs under it any more."""

@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 R = TypeVar("R")
 
+_SIGNAL_LOOK_S = 0.2
+
 
 @runtime_checkable
 class CountsThreads(Protocol):
@@ -125,4 +127,8 @@ def block_on(
     loop.call_soon_threadsafe(begin)
     if counter is not None:
         counter.thread_rests()
+    if me is threading.main_thread():
+        # A signal that another thread has taken does not wake this one, and only here Python handles it (Ctrl-C).
+        while not concurrent.futures.wait({answer}, timeout=_SIGNAL_LOOK_S).done:
+            pass
     return answer.result()

@@ -48,9 +48,14 @@ async def read(store: Store, operation: Operation[P, T], /, *args: P.args, **kwa
 async def call_softly(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Like `call_patiently`, for what may be lost with the power: it is on disk with the next durable write."""
     while True:
-        waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
-        store.database.write_softly(lambda tx: operation(tx, *args, **kwargs), waiter)
         try:
-            return await waiter.future
+            return await call_softly_once(store, operation, *args, **kwargs)
         except StoreBusy:
             await asyncio.sleep(0.05)
+
+
+async def call_softly_once(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """The same without patience. Raises StoreBusy."""
+    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    store.database.write_softly(lambda tx: operation(tx, *args, **kwargs), waiter)
+    return await waiter.future

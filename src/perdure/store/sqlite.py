@@ -42,6 +42,7 @@ from perdure.store.writer_lock import WriterLock
 
 _MAX_BATCH = 512
 _READERS = 2
+_READ_TOGETHER = 8
 # A lone commit writes whole pages and a batch shares them: 8 KiB lies between (measured with 2 KB payloads).
 _PAGE_BYTES = 8192
 _CACHE_KIB = 65_536
@@ -224,7 +225,7 @@ class SqliteDatabase:
 
         One connection does both kinds: of two, each would find its cache emptied by the commits of the other.
         """
-        if is_soft != self._is_soft and self._checkpointer is not None:
+        if is_soft != self._is_soft and self.path is not None:
             connection.execute("PRAGMA synchronous = NORMAL" if is_soft else "PRAGMA synchronous = FULL")
             self._is_soft = is_soft
 
@@ -274,20 +275,41 @@ class SqliteDatabase:
     def _read_all(self) -> None:
         connection: apsw.Connection | None = None
         while (job := self._reads.get()) is not None:
-            unit, waiter = job
+            batch = [job, *self._reads_waiting()]
+            answers: list[Answer] = []
             try:
                 connection = connection or self._new_connection(read_only=True)
-                connection.execute("BEGIN")
-                try:
-                    result = unit(SqliteTransaction(connection, self.clock.now_ms(), self._ids))
-                finally:
-                    _roll_back(connection)
-            except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the thread's.
-                deliver_all([(waiter, None, translate(error) if isinstance(error, apsw.Error) else error)])
-            else:
-                deliver_all([(waiter, result, None)])
+                for unit, waiter in batch:
+                    answers.append(self._run_read(connection, unit, waiter))
+            except BaseException as error:  # noqa: BLE001  # It could not be opened, or no transaction begun.
+                answers += [(waiter, None, _as_told(error)) for _, waiter in batch[len(answers) :]]
+            if connection is not None:
+                _roll_back(connection)
+            deliver_all(answers)
         if connection is not None:
             connection.close()
+
+    def _reads_waiting(self) -> list[_Job]:
+        """Reads that came meanwhile, to share one snapshot and one wake-up of their loop; not many, for all wait."""
+        found: list[_Job] = []
+        while len(found) < _READ_TOGETHER - 1:
+            try:
+                job = self._reads.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                self._reads.put(None)  # The sign to end, for this thread or another; what came before it is done.
+                break
+            found.append(job)
+        return found
+
+    def _run_read(self, connection: apsw.Connection, unit: Unit[Any], waiter: Waiter) -> Answer:
+        if not connection.in_transaction:
+            connection.execute("BEGIN")
+        try:
+            return waiter, unit(SqliteTransaction(connection, self.clock.now_ms(), self._ids)), None
+        except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the thread's.
+            return waiter, None, _as_told(error)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -378,6 +400,10 @@ class _Soft:
 
     def __call__(self, tx: Any) -> Any:
         return self._unit(tx)
+
+
+def _as_told(error: BaseException) -> BaseException:
+    return translate(error) if isinstance(error, apsw.Error) else error
 
 
 def translate(error: apsw.Error, url: str = "") -> StoreError:

@@ -1,0 +1,256 @@
+"""Calls that were cut off, left or raised what says nothing: they are in doubt in the process that made them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import perdure
+from tests.held_calls import Ledger, kill_inside
+from tests.theatre import Theatre
+
+# -- timeouts and ambiguous errors ----------------------------------------------------------
+
+
+async def test_a_high_call_that_its_timeout_cuts_off_is_in_doubt(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(timeout=2)
+    async def act() -> str:
+        ledger.note("act")
+        await ledger.hold()
+        return "late"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.happened("it did"), by="ana")
+
+    assert "timeout of 2 s" in doubt.evidence["cause"]
+    assert await task.result() == "it did"
+    assert ledger.done == ["act"]
+
+
+@pytest.mark.parametrize("risk", ["low", "medium"])
+async def test_a_low_or_medium_call_that_its_timeout_cuts_off_runs_again(house: Theatre, risk: Any) -> None:
+    runs: list[str] = []
+
+    @perdure.tool(risk=risk, idempotent=True, timeout=2)
+    async def act() -> str:
+        runs.append(perdure.current().token)
+        if len(runs) == 1:
+            await asyncio.sleep(100)
+        return "done"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    assert await house.play(host) == "done"
+    assert len(runs) == 2
+    assert len(set(runs)) == 1
+
+
+async def test_cut_off_again_after_a_no_it_is_in_doubt_again(house: Theatre) -> None:
+    runs: list[int] = []
+
+    @perdure.tool(timeout=2)
+    async def act() -> str:
+        runs.append(1)
+        await asyncio.sleep(100)
+        return "late"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    one = await house.question()
+    await one.resolve(perdure.not_happened(), by="ana")
+    await house.until(lambda: len(runs) == 2)
+    other = await house.question()
+    await other.resolve(perdure.happened("third time lucky"), by="ana")
+
+    assert await task.result() == "third time lucky"
+    assert len(runs) == 2
+
+
+async def test_an_ambiguous_error_is_in_doubt_and_another_one_is_the_outcome(house: Theatre) -> None:
+    @perdure.tool(ambiguous=(ConnectionError,))
+    async def act(error: str) -> str:
+        raise {"lost": ConnectionResetError, "refused": PermissionError}[error](error)
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            return await act("refused")
+        except PermissionError:
+            return await act("lost")
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.happened("it went through"), by="ana")
+
+    assert doubt.args == {"error": "lost"}
+    assert await task.result() == "it went through"
+
+
+async def test_a_tool_that_says_that_nothing_happened_is_tried_again_at_any_risk(house: Theatre) -> None:
+    runs: list[str] = []
+
+    @perdure.tool
+    async def act() -> str:
+        runs.append(perdure.current().token)
+        if len(runs) < 3:
+            raise perdure.NotApplied("no connection yet")
+        return "done"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    assert await house.play(host) == "done"
+    assert len(runs) == 3
+    assert len(set(runs)) == 1
+
+
+async def test_the_error_of_a_high_call_is_final_and_raised_again_on_replay(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool
+    async def act() -> str:
+        ledger.note("act")
+        raise ConnectionError("reset")  # which a low call would be retried for
+
+    @perdure.tool(risk="low")
+    async def wait_here() -> None:
+        await ledger.hold()
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            await act()
+        except ConnectionError as error:
+            await wait_here()
+            return f"caught {error}"
+        return "no error"
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await kill_inside(house, first, ledger)
+    await house.hire(host)
+
+    assert await task.result() == "caught reset"
+    assert ledger.done == ["act"]
+
+
+async def test_a_call_cancelled_by_its_agent_is_found_out_about_before_the_task_completes(
+    house: Theatre, ledger: Ledger
+) -> None:
+    @perdure.tool
+    async def act() -> str:
+        ledger.note("act")
+        await ledger.hold()
+        return "done"
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            async with asyncio.timeout(5):
+                return await act()
+        except TimeoutError:
+            return "impatient"
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    doubt = await house.question()
+    assert house.row(task).status != "completed"
+    await doubt.resolve(perdure.not_happened(), by="ana")
+
+    assert await task.result() == "impatient"
+    assert ledger.done == ["act"]
+    assert [one.outcome for one in house.steps(task, "act")] == ["failed"]
+
+
+async def test_a_step_in_doubt_that_new_code_does_not_reach_is_asked_about_before_completion(
+    house: Theatre, ledger: Ledger
+) -> None:
+    is_new = False
+
+    @perdure.tool
+    async def act() -> str:
+        await ledger.hold()
+        return "done"
+
+    @perdure.agent
+    async def host() -> str:
+        return "new code" if is_new else await act()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await kill_inside(house, first, ledger)
+    is_new = True
+    await house.hire(host)
+    doubt = await house.question()
+    assert house.row(task).status != "completed"
+    await doubt.resolve(perdure.happened("m-1"), by="ana")
+
+    assert await task.result() == "new code"
+    assert house.steps(task, "act")[0].outcome == "completed"
+
+
+# -- threads --------------------------------------------------------------------------------
+
+
+async def test_a_thread_that_timed_out_counts_as_running_until_it_has_returned(house: Theatre) -> None:
+    inside, leave = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    @perdure.tool(timeout=0.05)
+    def act() -> str:
+        runs.append(1)
+        inside.set()
+        assert leave.wait(30)
+        raise ValueError("it could not")
+
+    @perdure.agent
+    async def host() -> str:
+        return await perdure.call(act)
+
+    def release_when_asked() -> None:
+        assert inside.wait(30)
+        leave.set()
+
+    # Time stands still while a thread works, so the thread is let go by another one.
+    helper = threading.Thread(target=release_when_asked)
+    helper.start()
+    await house.hire(host)
+    task = await house.client.start(host)
+    with pytest.raises(perdure.TaskFailed) as failed:
+        await task.result()
+    helper.join()
+
+    assert failed.value.error.type == "ValueError"  # its own word, not a guess
+    assert len(runs) == 1
+
+
+async def test_sys_exit_in_a_tool_is_its_error_and_not_the_end_of_the_worker(house: Theatre) -> None:
+    @perdure.tool
+    async def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    @perdure.tool
+    def leave_blocking(code: int) -> None:
+        raise SystemExit(code)
+
+    @perdure.agent
+    async def host() -> list[str]:
+        errors = await perdure.gather(leave(1), perdure.call(leave_blocking, 2), return_exceptions=True)
+        return [str(error) for error in errors]
+
+    assert await house.play(host) == ["sys.exit(1) was called", "SystemExit was raised: 2"]
