@@ -405,6 +405,21 @@ def test_a_read_sees_one_snapshot(store: Store, open_second: OpenSecond) -> None
     assert store.read(keys) == ["a", "b"]
 
 
+async def test_reads_that_come_together_are_answered_each_by_itself(store: Store) -> None:
+    await aio.call(store, put, "a")
+
+    def refuse(tx: Transaction) -> list[str]:
+        keys(tx)
+        raise Refused("no")
+
+    answers = await asyncio.gather(
+        *(aio.read(store, refuse if number % 3 == 1 else keys) for number in range(30)), return_exceptions=True
+    )
+
+    assert [type(answer) for answer in answers] == [Refused if number % 3 == 1 else list for number in range(30)]
+    assert answers[0] == ["a"]
+
+
 def test_a_read_cannot_write(store: Store, open_second: OpenSecond) -> None:
     open_second(store)  # a database in memory reads on its only connection
 

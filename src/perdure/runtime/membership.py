@@ -63,7 +63,7 @@ class Membership:
         me = whoami()
         started = self._store.clock.boot_ms()
         self.instance_id = new_instance_id(self._store.clock.now_ms(), self._random)
-        self.registration = await self._patiently(
+        registration: instances.Registration = await self._patiently(
             aio.call,
             instances.register,
             instance_id=self.instance_id,
@@ -74,16 +74,17 @@ class Membership:
             killable=self._killable,
             agents=list(agents),
         )
+        self.registration = registration
         self._deadline.beat_acknowledged(started)
         path = self.lock_path
         if path is not None:
-            self._lock.hold(path, self.registration.generation, owner=owner_of(self.instance_id, me.boot_id))
+            self._lock.hold(path, registration.generation, owner=owner_of(self.instance_id, me.boot_id))
 
     async def beat(self, held: Collection[str]) -> instances.Beat:
         """Prove that this process lives; the answer tells what the database says it owns."""
         assert self.registration is not None
         started = self._store.clock.boot_ms()
-        beat = await self._patiently(
+        beat: instances.Beat = await self._patiently(
             aio.call_softly_once, instances.beat, self.instance_id, generation=self.registration.generation, held=held
         )
         if beat.alive:
@@ -122,12 +123,12 @@ class Membership:
                 self._lock.release()
 
     async def _patiently(
-        self, call: Callable[..., Awaitable[T]], operation: Callable[..., T], /, *args: Any, **kwargs: Any
+        self, call: Callable[..., Awaitable[Any]], operation: Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> T:
         """Ask a busy store again, and end a worker that was frozen while it held the write lock of everybody."""
         while True:
             try:
-                found = await call(self._store, operation, *args, **kwargs)
+                found: T = await call(self._store, operation, *args, **kwargs)
             except StoreBusy as busy:
                 await self._mind_frozen(busy)
                 await asyncio.sleep(0.05)
