@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.runtime.attempt import Stop
 from perdure.settings import Settings
 from tests.theatre import Theatre
 
@@ -179,6 +180,28 @@ async def test_a_task_claimed_while_its_worker_stops_is_handed_back_too(house: T
     assert stopped.interrupted == 0
     await house.hire(host)
     assert await task.result() == "ran"
+
+
+async def test_a_task_seen_unowned_the_moment_it_was_handed_back_counts_as_handed_back(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.agent
+    async def host() -> None:
+        await asyncio.sleep(1000)
+
+    actor = await house.hire(host)
+    await house.until_status(await house.client.start(host), "running")
+    (attempt,) = actor.worker.attempts.values()
+    write = attempt.journal.write
+
+    async def write_and_be_looked_at(*args: Any, **kwargs: Any) -> None:
+        await write(*args, **kwargs)
+        attempt.stop(Stop.LOST)  # As the look at what is owned says when it comes before the writer's own news.
+
+    monkeypatch.setattr(attempt.journal, "write", write_and_be_looked_at)
+    stopped = await house.dismiss(actor)
+
+    assert (stopped.handed_back, stopped.interrupted) == (1, 0)
 
 
 # -- recovery -------------------------------------------------------------------------------

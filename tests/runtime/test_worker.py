@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,6 +25,18 @@ from tests.world import new_step, packed
 
 LANES = Settings(sweep_s=0.5, poll_ms=500, permits=4, main_permits=1)
 BRIEF_GRACE = Settings(sweep_s=0.5, poll_ms=500, shutdown_grace_s=10)
+
+
+@dataclass
+class Tokens:
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass
+class Reply:
+    text: str
+    usage: Tokens
 
 
 # -- claiming -------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ class Attempt:
         self.stopping: Stop | None = None
         self.is_draining = False
         self.is_ending = False
+        self.is_handed_back = False
         self.done = asyncio.Event()
         self._claim = claim
         self._root: asyncio.Future[Any] | None = None

@@ -54,12 +54,13 @@ async def end_stopped(attempt: Attempt, value: Any, error: BaseException | None)
     fence = attempt.journal.fence
     match attempt.stopping:
         case Stop.RELEASE:
-            await _write(attempt, tasks.release, fence, reason="the worker is stopping")
+            attempt.is_handed_back = await _write(attempt, tasks.release, fence, reason="the worker is stopping")
         case Stop.SUSPEND:
             try:
                 await _write(attempt, tasks.suspend, fence)
             except IllegalTransition:  # It had just been restored, for what it waited for has happened.
-                await _write(attempt, tasks.release, fence, reason="it was set aside while it went on")
+                reason = "it was set aside while it went on"
+                attempt.is_handed_back = await _write(attempt, tasks.release, fence, reason=reason)
         case Stop.INTERRUPT:
             reason = "the worker stopped during a call"
             await _write(attempt, tasks.interrupt, attempt.task.id, fence.execution_id, reason=reason)
@@ -163,12 +164,14 @@ async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -
     await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence)
 
 
-async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-    """Write an end. A lease that is lost by now is no error: somebody else has the task."""
+async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
+    """Write an end. False, and no error, when the lease is lost by now: somebody else has the task."""
     try:
         await attempt.journal.write(operation, *args, **kwargs)
     except LeaseLost:
-        return
+        return False
     except asyncio.CancelledError:
         if not attempt.has_lost:
             raise
+        return False
+    return True

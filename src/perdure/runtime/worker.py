@@ -209,19 +209,15 @@ class Worker:
     async def _claim_all(self) -> None:
         while not self._is_stopping:
             self._work.clear()
-            if not await self._claim_once():
-                await self._until_work()
+            await self._claim_once()
+            await self._until_work()
 
-    async def _claim_once(self) -> bool:
-        """Claim as much as there are permits for, main first. True when something was claimed."""
-        claimed = False
+    async def _claim_once(self) -> None:
+        """Claim as much as there are permits for, main first, until there is no permit or nothing is due."""
         for lane in (Lane.MAIN, Lane.SUBAGENT):
             while not self._is_stopping and (seats := self._seats.reserve(lane, _CLAIMED_AT_ONCE)) > 0:
-                count = await self._claim(lane, seats)
-                claimed = claimed or count > 0
-                if count < seats:
+                if await self._claim(lane, seats) < seats:
                     break
-        return claimed
 
     async def _claim(self, lane: Lane, seats: int) -> int:
         """Claim up to `seats` tasks of a lane, whose permits are taken. How many."""
@@ -275,7 +271,7 @@ class Worker:
         def ended(done: asyncio.Task[None]) -> None:
             self._running.discard(done)
             self.attempts.pop(claim.execution_id, None)
-            self._handed_back += attempt.stopping is Stop.RELEASE
+            self._handed_back += attempt.is_draining and attempt.is_handed_back
             self._news.resumed(attempt)
             self._work.set()
             if not done.cancelled() and (error := done.exception()) is not None:
