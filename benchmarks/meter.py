@@ -62,13 +62,22 @@ class Meter:
         self._ended = self._read()
 
     @property
+    def counts(self) -> bool:
+        """Whether syncs and bytes are known."""
+        return self._counters is not None
+
+    def syncs(self) -> int:
+        """Syncs of all processes of this run so far."""
+        return self._read().syncs
+
+    @property
     def wall_s(self) -> float:
         """How long it took."""
         return self._ended.wall_s - self._begun.wall_s
 
     def per(self, count: int) -> Numbers:
         """Rate and cost of each of `count` operations; syncs and bytes are None where nothing counts them."""
-        begun, ended, counts = self._begun, self._ended, self._counters is not None
+        begun, ended, counts = self._begun, self._ended, self.counts
         return {
             "count": count,
             "per_s": count / self.wall_s,

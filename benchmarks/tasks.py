@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -94,11 +95,14 @@ def _starter(client: perdure.Client) -> Callable[[int], Awaitable[int]]:
 async def _repeat(run: Callable[[int], Awaitable[int]], tasks: int) -> Numbers:
     for turn in range(_WARM_UP):
         await run(turn)
-    meter, samples = Meter(), []
+    meter, samples_s, syncs = Meter(), list[float](), list[int]()
     meter.start()
     for turn in range(tasks):
-        begun = time.perf_counter()
+        begun, synced = time.perf_counter(), meter.syncs()
         await run(turn)
-        samples.append(time.perf_counter() - begun)
+        samples_s.append(time.perf_counter() - begun)
+        syncs.append(meter.syncs() - synced)
     meter.stop()
-    return {**meter.per(tasks), **latencies(samples)}
+    # The mean also holds the copying of the log, which comes now and then and waits for nobody.
+    own_syncs = statistics.median(syncs) if meter.counts else None
+    return {**meter.per(tasks), **latencies(samples_s), "own_syncs": own_syncs}

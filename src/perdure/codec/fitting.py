@@ -49,6 +49,8 @@ def fits(value: object, annotation: object) -> bool:
     # The commonest first: this is asked of every value that a record answers with, and of all that lies in it.
     if type(value) is annotation or _is_open(annotation):
         return True
+    if type(annotation) is types.GenericAlias:  # dict[str, int] and its like
+        return _fits_parts(value, annotation.__origin__, annotation.__args__)
     if isinstance(annotation, str | typing.TypeVar | typing.ForwardRef):
         return True
     if annotation is None:
@@ -67,6 +69,10 @@ def fits(value: object, annotation: object) -> bool:
         return any(fits(value, one) for one in inner)
     if origin is typing.Literal:
         return any(value == one and type(value) is type(one) for one in inner)
+    return _fits_parts(value, origin, inner)
+
+
+def _fits_parts(value: object, origin: object, inner: tuple[object, ...]) -> bool:
     if not _is_instance(value, origin):
         return False
     if origin is tuple:
@@ -80,7 +86,7 @@ def fits(value: object, annotation: object) -> bool:
 
 
 def _all_fit(values: cabc.Iterable[object], annotation: object) -> bool:
-    return _is_open(annotation) or all(fits(value, annotation) for value in values)
+    return _is_open(annotation) or all(type(value) is annotation or fits(value, annotation) for value in values)
 
 
 def _is_open(annotation: object) -> bool:

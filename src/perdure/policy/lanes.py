@@ -80,18 +80,18 @@ class Permits:
             case Lane.SUBAGENT:
                 return self._subagent
 
-    def acquire(self, lane: Lane) -> bool:
-        """Take one permit if the lane has one free. False changes nothing; True is owed one release."""
-        if self.free(lane) < 1:
+    def acquire(self, lane: Lane, count: int = 1) -> bool:
+        """Take so many permits if the lane has them free. False changes nothing; True is owed as many releases."""
+        if self.free(lane) < count:
             return False
-        self._change(lane, 1)
+        self._change(lane, count)
         return True
 
-    def release(self, lane: Lane) -> None:
-        """Give one permit back. Raises InvariantError, and changes nothing, when the lane holds none."""
-        if self.held(lane) < 1:
+    def release(self, lane: Lane, count: int = 1) -> None:
+        """Give permits back. Raises InvariantError, and changes nothing, when the lane does not hold so many."""
+        if self.held(lane) < count:
             raise InvariantError(f"lane {lane} gave back a permit that it does not hold; each acquire has one release")
-        self._change(lane, -1)
+        self._change(lane, -count)
 
     def _change(self, lane: Lane, by: int) -> None:
         match lane:

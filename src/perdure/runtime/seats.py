@@ -20,10 +20,8 @@ class Seats:
         """Take permits for new tasks before they are claimed, so that none is given away meanwhile. How many."""
         if self._waiting[lane]:
             return 0
-        taken = 0
-        while taken < most and self._permits.acquire(lanes.Lane(lane)):
-            taken += 1
-        return taken
+        count = min(most, self._permits.free(lanes.Lane(lane)))
+        return count if count > 0 and self._permits.acquire(lanes.Lane(lane), count) else 0
 
     async def take(self, lane: Lane) -> None:
         """Win a permit again, in the order of asking."""
@@ -42,8 +40,7 @@ class Seats:
 
     def give(self, lane: Lane, count: int = 1) -> None:
         """Give permits back, first of all to who waits to run again."""
-        for _ in range(count):
-            self._permits.release(lanes.Lane(lane))
+        self._permits.release(lanes.Lane(lane), count)
         for waiting_lane, waiting in self._waiting.items():
             while waiting:
                 # Cancelled, and its task has not had its turn to leave the queue.

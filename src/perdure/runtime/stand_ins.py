@@ -105,7 +105,7 @@ def _attributes(exc: BaseException) -> Iterator[tuple[str, object]]:
             value = space[name] if name in space else getattr(exc, name)
         except Exception:  # noqa: BLE001, S112  # Not set, or a slot that is read by code of its own.
             continue
-        if value is not None:
+        if value is not None or name in space:
             yield name, value
 
 
