@@ -17,7 +17,7 @@ def query(text: str) -> Query:
     """A query of the test's own, written like those in the store's files, with `:name` for a value."""
     names = re.findall(r"(?<!:):([a-z_]+)", text)
     postgres = re.sub(r"(?<!:):([a-z_]+)", r"%(\1)s", text.replace("%", "%%"))
-    return Query("test", text, postgres, frozenset(names))
+    return Query("test", text, postgres, tuple(dict.fromkeys(names)))
 
 
 INSERT = query("INSERT INTO counters (name, value) VALUES (:key, :value)")

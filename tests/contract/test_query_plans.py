@@ -85,16 +85,16 @@ def full(world: World) -> World:
 def _plan(tx: Transaction, one: Query, dialect: str) -> str:
     if dialect == "sqlite":
         asked = Query(one.name, f"EXPLAIN QUERY PLAN {one.sqlite}", "", one.parameters)
-        values = dict.fromkeys(one.parameters - {"now"}, 0)
+        values = dict.fromkeys(set(one.parameters) - {"now"}, 0)
         return "\n".join(str(row[3]) for row in tx.all(asked, **values))
     text = one.postgres.replace("%%", "%")
     for number, name in enumerate(sorted(one.parameters), 1):
         text = text.replace(f"%({name})s", f"${number}")
     arguments = ", ".join("'0'" for _ in one.parameters)
-    tx.run(Query("prepare", "", f"PREPARE asked AS {text}".replace("%", "%%"), frozenset()))
+    tx.run(Query("prepare", "", f"PREPARE asked AS {text}".replace("%", "%%"), ()))
     call = f"EXECUTE asked ({arguments})" if arguments else "EXECUTE asked"
-    plan = tx.all(Query("explain", "", f"EXPLAIN {call}", frozenset()))
-    tx.run(Query("deallocate", "", "DEALLOCATE asked", frozenset()))
+    plan = tx.all(Query("explain", "", f"EXPLAIN {call}", ()))
+    tx.run(Query("deallocate", "", "DEALLOCATE asked", ()))
     return "\n".join(str(row[0]) for row in plan)
 
 
@@ -104,7 +104,7 @@ def _plans(world: World, wanted: Iterator[Query]) -> dict[str, str]:
     def ask(tx: Transaction) -> dict[str, str]:
         if dialect == "postgres":
             for setting in ("enable_seqscan = off", "enable_bitmapscan = off", "plan_cache_mode = force_generic_plan"):
-                tx.run(Query("set", "", f"SET LOCAL {setting}", frozenset()))
+                tx.run(Query("set", "", f"SET LOCAL {setting}", ()))
         return {one.name: _plan(tx, one, dialect) for one in wanted}
 
     return world.store.call(ask)

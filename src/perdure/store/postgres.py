@@ -73,17 +73,17 @@ class PostgresTransaction:
         return rows[0] if rows else None
 
     def all(self, query: Query, /, **values: Value) -> list[Row]:
-        if "now" in query.parameters:
+        if query.wants_now:
             values["now"] = self.now
         return self._cursor.execute(query.postgres.encode(), values).fetchall()
 
     def run(self, query: Query, /, **values: Value) -> int:
-        if "now" in query.parameters:
+        if query.wants_now:
             values["now"] = self.now
         return self._cursor.execute(query.postgres.encode(), values).rowcount
 
     def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
-        wants_now = "now" in query.parameters
+        wants_now = query.wants_now
         every = [{**row, "now": self.now} if wants_now else row for row in rows]
         if len(every) == 1:  # The pipeline that many use costs more than it saves for one.
             self._cursor.execute(query.postgres.encode(), every[0])

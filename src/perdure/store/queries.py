@@ -15,10 +15,12 @@ from words of states.py and from the dialect; values are always parameters (`:na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
+from typing import Any
 
 from perdure.states import BY_NAME, TASK, Machine
 
@@ -83,7 +85,13 @@ class Query:
     name: str
     sqlite: str
     postgres: str
-    parameters: frozenset[str]
+    parameters: tuple[str, ...]  # in the order in which the text first names them, which is how SQLite numbers them
+    wants_now: bool = field(init=False)
+    in_order: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wants_now", "now" in self.parameters)
+        object.__setattr__(self, "in_order", _in_order(self.parameters))
 
 
 class Queries:
@@ -113,7 +121,7 @@ def load(aggregate: str) -> Queries:
             fragments[name] = _fill_fragments(body, fragments)
             continue
         body = _fill_fragments(body, fragments)
-        names = frozenset(_PARAMETER.findall(fill(body, SQLITE)))
+        names = tuple(dict.fromkeys(_PARAMETER.findall(fill(body, SQLITE))))
         queries[name] = Query(
             f"{aggregate}.{name}",
             fill(body, SQLITE),
@@ -149,6 +157,13 @@ def fill(text: str, dialect: Dialect) -> str:
                 raise KeyError(f"nothing fills {{{name}:{argument}}}")
 
     return _HOLE.sub(one, text)
+
+
+def _in_order(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """How values by name become values by place. Raises KeyError for one that is missing."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda values: tuple(values[name] for name in names)
 
 
 def _machine(argument: str) -> tuple[Machine, str]:

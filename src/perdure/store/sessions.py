@@ -65,6 +65,8 @@ def check_text(text: str | None, field: str) -> str | None:
 def _size(text: str, field: str) -> int:
     if not isinstance(text, str):
         raise BadInput(f"{field} must be text, not {type(text).__name__}", field=field)
+    if text.isascii():
+        return len(text)
     try:
         return len(text.encode("utf-8"))
     except UnicodeEncodeError:
