@@ -68,6 +68,8 @@ def _bind_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         return None
     names = code.co_varnames[: code.co_argcount]
     given = dict(zip(names, args, strict=False))
+    if len(given) == len(names) and not kwargs:
+        return given
     if kwargs:
         left = names[len(args) :]
         if not all(name in left for name in kwargs):
@@ -75,6 +77,13 @@ def _bind_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         given |= {name: kwargs[name] for name in left if name in kwargs}
     least = code.co_argcount - (0 if defaults is None else len(defaults))
     return given if len(given) == len(names) or all(name in given for name in names[:least]) else None
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether a call of it gives a coroutine. Read off the code object of a plain function, for `inspect` is slow."""
+    if type(fn) is types.FunctionType and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(fn)
 
 
 @functools.lru_cache(maxsize=4096)

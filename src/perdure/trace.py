@@ -7,7 +7,7 @@ call it was made in. So a recorded result is only ever given to the same call, i
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from msgspec import structs
@@ -46,13 +46,14 @@ class Occurrences:
     """Numbers equal calls of one attempt in the order they are made."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self._counts: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
 
     def number(self, parent: str, name: str, digest: str) -> int:
         """0 for the first call of its kind, then 1, 2, …"""
-        counts = self._counts[parent]
-        counts[name, digest] += 1
-        return counts[name, digest] - 1
+        counts, call = self._counts[parent], (name, digest)
+        number = counts.get(call, 0)
+        counts[call] = number + 1
+        return number
 
     def restart(self, parent: str) -> None:
         """The call with this key begins anew: the calls inside it are counted from 0 again."""
@@ -110,7 +111,7 @@ class Records:
 
     def has_unused_of(self, parent: str, name: str) -> bool:
         """Whether there are any."""
-        return bool(self._unused.get((scope_under(parent), name)))
+        return bool(self._unused) and bool(self._unused.get((scope_under(parent), name)))
 
     def use_before(self, step_index: int) -> None:
         """The agent went on from a checkpoint: what was recorded before it is not asked for again."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
+from perdure.arguments import is_async
 from perdure.codec import ANY
 from perdure.definitions import ToolCall, bind_arguments, returns
 from perdure.model.step import StepKind
@@ -92,7 +92,7 @@ def from_function(
         risk=risk,
         key=key,
         annotation=returns(fn),
-        is_async=inspect.iscoroutinefunction(fn),
+        is_async=is_async(fn),
     )
 
 

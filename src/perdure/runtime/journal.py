@@ -43,7 +43,7 @@ class Journal:
         self._occurrences = Occurrences()
         self._open_alike: Counter[tuple[str, str]] = Counter()
         self._open_keyed: dict[str, tuple[str, str]] = {}
-        self._running: dict[str, asyncio.Future[None]] = {}
+        self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
@@ -113,7 +113,7 @@ class Journal:
 
     def open(self, call: Call, key: str, body: bytes, *, parent: str) -> None:
         """A call begins to run: until `close`, a second one that a replay could not tell from it is refused."""
-        self._running[key] = asyncio.get_running_loop().create_future()
+        self._running[key] = None
         if call.key is not None:
             self._open_keyed[f"{parent}@{call.key}"] = (call.name, codec.digest(body))
         elif not call.input:
@@ -134,7 +134,10 @@ class Journal:
 
     async def until_settled(self, key: str) -> None:
         """Wait while this very call still runs: the call around it was cut off and begins anew."""
-        while (running := self._running.get(key)) is not None:
+        while key in self._running:
+            running = self._running[key]
+            if running is None:
+                running = self._running[key] = asyncio.get_running_loop().create_future()
             await asyncio.wait({running})
 
     def restart(self, key: str) -> None:

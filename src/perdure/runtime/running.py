@@ -147,7 +147,10 @@ def usage_of(value: Any) -> Usage:
 
 def _reader(value: Any) -> Callable[[str], Any]:
     """How a member of it is read by name: a key or an attribute, None where it has none."""
-    return value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
+    if type(value) is dict or isinstance(value, Mapping):  # A dict at once: to ask the abstract class takes longer.
+        get: Callable[[str], Any] = value.get
+        return get
+    return lambda name: getattr(value, name, None)
 
 
 def _count(read: Callable[[str], Any], *names: str) -> int:

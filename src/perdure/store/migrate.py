@@ -105,9 +105,10 @@ def statements(text: str) -> Iterator[str]:
 
 def guard(machine: Machine, dialect: Dialect) -> tuple[str, ...]:
     """The statements that make the database refuse every move of `machine` that states.py does not hold."""
-    legal = ", ".join(f"'{source}>{target}'" for source, target in sorted(machine.moves))
+    # Not IN: for a list SQLite makes a table at each use, which takes longer than the update itself.
+    legal = " ".join(f"WHEN '{source}>{target}' THEN 0" for source, target in sorted(machine.moves))
     name, table = f"{machine.name}_moves", machine.table
-    test = f"OLD.status <> NEW.status AND OLD.status || '>' || NEW.status NOT IN ({legal})"
+    test = f"OLD.status <> NEW.status AND CASE OLD.status || '>' || NEW.status {legal} ELSE 1 END = 1"
     if dialect.name == "sqlite":
         refuse = f"BEGIN SELECT RAISE(ABORT, 'illegal move of {machine.name}'); END"
         make = f"CREATE TRIGGER {name} BEFORE UPDATE OF status ON {table} WHEN {test} {refuse}"

@@ -8,6 +8,8 @@ from words of states.py and from the dialect; values are always parameters (`:na
     {from:question.answer}      the same for another machine
     {status:question.open}      one status
     {set:task.terminal}         a group: terminal, open, initial
+    {statuses:task}             that `status` is one of the machine's
+    {risks:risk_seen}           that a column is one of the risks
     {columns}                   a fragment of the same file
     {now}                       the transaction's time
 """
@@ -22,6 +24,7 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Any
 
+from perdure.policy.risk import Risk
 from perdure.states import BY_NAME, TASK, Machine
 
 _HOLE = re.compile(r"\{([a-z_]+)(?::([a-z_.0-9]+))?\}")
@@ -85,7 +88,7 @@ class Query:
     name: str
     sqlite: str
     postgres: str
-    parameters: tuple[str, ...]  # in the order in which the text first names them, which is how SQLite numbers them
+    parameters: tuple[str, ...]  # in the order of their numbers in the text for SQLite
     wants_now: bool = field(init=False)
     in_order: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)
 
@@ -124,7 +127,7 @@ def load(aggregate: str) -> Queries:
         names = tuple(dict.fromkeys(_PARAMETER.findall(fill(body, SQLITE))))
         queries[name] = Query(
             f"{aggregate}.{name}",
-            fill(body, SQLITE),
+            _shortened(fill(body, SQLITE), names),
             _PARAMETER.sub(r"%(\1)s", fill(body, POSTGRES).replace("%", "%%")),
             names,
         )
@@ -140,7 +143,9 @@ def fill(text: str, dialect: Dialect) -> str:
         if word is not None:
             return word
         if name == "statuses" and argument:
-            return _literals(BY_NAME[argument].statuses)
+            return _one_of("status", BY_NAME[argument].statuses)
+        if name == "risks" and argument:
+            return _one_of(argument, tuple(str(risk) for risk in Risk))
         if argument is None:
             raise KeyError(f"nothing fills {{{name}}}")
         machine, verb = _machine(argument)
@@ -159,6 +164,12 @@ def fill(text: str, dialect: Dialect) -> str:
     return _HOLE.sub(one, text)
 
 
+def _shortened(text: str, names: tuple[str, ...]) -> str:
+    """The text for SQLite with numbers for names and no space to spare: at each use the driver reads all of it."""
+    numbers = {name: f"?{number}" for number, name in enumerate(names, 1)}
+    return _PARAMETER.sub(lambda match: numbers[match[1]], " ".join(text.split()))
+
+
 def _in_order(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """How values by name become values by place. Raises KeyError for one that is missing."""
     if len(names) > 1:
@@ -174,6 +185,12 @@ def _machine(argument: str) -> tuple[Machine, str]:
 def _literals(words: tuple[str, ...]) -> str:
     assert words and all(word.isidentifier() for word in words), words
     return ", ".join(f"'{word}'" for word in words)
+
+
+def _one_of(column: str, words: tuple[str, ...]) -> str:
+    """That a column holds one of some words. For IN with more than two, SQLite makes a table at each use (15 us)."""
+    assert column.isidentifier() and all(word.isidentifier() for word in words), words
+    return " OR ".join(f"{column} = '{word}'" for word in words)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str, str]]:

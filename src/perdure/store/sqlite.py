@@ -234,11 +234,12 @@ class SqliteDatabase:
     ) -> tuple[list[Answer] | None, bool]:
         answers: list[Answer] = []
         hinted = False
+        cursor = connection.cursor()
         for unit, waiter in batch:
             before = connection.total_changes()
             if savepoints:
                 connection.execute("SAVEPOINT unit")
-            tx = SqliteTransaction(connection, now, self._ids)
+            tx = SqliteTransaction(cursor, now, self._ids)
             try:
                 answers.append((waiter, unit(tx), None))
                 hinted = hinted or tx.hinted
@@ -307,7 +308,7 @@ class SqliteDatabase:
         if not connection.in_transaction:
             connection.execute("BEGIN")
         try:
-            return waiter, unit(SqliteTransaction(connection, self.clock.now_ms(), self._ids)), None
+            return waiter, unit(SqliteTransaction(connection.cursor(), self.clock.now_ms(), self._ids)), None
         except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the thread's.
             return waiter, None, _as_told(error)
 

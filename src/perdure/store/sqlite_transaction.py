@@ -16,13 +16,13 @@ from perdure.store.queries import Query
 
 
 class SqliteTransaction:
-    """One unit's view of a connection."""
+    """One unit's view of a connection. Units may share a cursor: each reads all its rows at once."""
 
     __slots__ = ("_connection", "_execute", "_ids", "hinted", "now")
 
-    def __init__(self, connection: apsw.Connection, now: int, ids: Ids) -> None:
-        self._connection = connection
-        self._execute = connection.execute
+    def __init__(self, cursor: apsw.Cursor, now: int, ids: Ids) -> None:
+        self._connection = cursor.connection
+        self._execute = cursor.execute
         self._ids = ids
         self.now = now
         self.hinted = False

@@ -57,7 +57,7 @@ WHERE s.task = :task AND s.step_index >= :from_index
 -- name: in_doubt
 SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable
 FROM steps s
-WHERE s.task = :task AND s.outcome IS NULL AND s.risk IN ('medium', 'high', 'critical')
+WHERE s.task = :task AND s.outcome IS NULL AND s.risk <> 'low'
     AND s.step_index >= :from_index
 ORDER BY s.step_index
 
@@ -81,7 +81,7 @@ LIMIT :limit
 SELECT {columns}, t.agent, t.status
 FROM steps s
 JOIN tasks t ON t.n = s.task
-WHERE s.risk IN ('medium', 'high', 'critical') AND s.timestamp >= :since
+WHERE s.risk <> 'low' AND s.timestamp >= :since
     AND (:in_doubt = 0 OR s.outcome IS NULL)
 ORDER BY s.timestamp, s.n
 LIMIT :limit

@@ -22,7 +22,7 @@ CREATE TABLE instances (
     n {rowid},
     id {text} NOT NULL UNIQUE CHECK (octet_length(id) BETWEEN 1 AND 512),
     type {text} NOT NULL,
-    status {text} NOT NULL CHECK (status IN ({statuses:instance})),
+    status {text} NOT NULL CHECK ({statuses:instance}),
     host {text} NOT NULL,
     boot_id {text} NOT NULL,
     pid {int} NOT NULL,
@@ -72,10 +72,10 @@ CREATE TABLE tasks (
     depth {int} NOT NULL CHECK (depth >= 1),
     plan_item_id {text},
     signal_delivery {text},
-    risk {text} NOT NULL CHECK (risk IN ('low', 'medium', 'high', 'critical')),
-    risk_seen {text} NOT NULL CHECK (risk_seen IN ('low', 'medium', 'high', 'critical')),
+    risk {text} NOT NULL CHECK ({risks:risk}),
+    risk_seen {text} NOT NULL CHECK ({risks:risk_seen}),
     resume {text} NOT NULL CHECK (resume IN ('auto', 'ask')),
-    status {text} NOT NULL CHECK (status IN ({statuses:task})),
+    status {text} NOT NULL CHECK ({statuses:task}),
     waiting_for {text} NOT NULL DEFAULT '[]',
     available_at {int} NOT NULL,
     deadline_at {int},
@@ -148,7 +148,7 @@ CREATE TABLE attempts (
     number {int} NOT NULL CHECK (number >= 1),
     instance_id {text} NOT NULL,
     generation {int} NOT NULL,
-    status {text} NOT NULL CHECK (status IN ({statuses:attempt})),
+    status {text} NOT NULL CHECK ({statuses:attempt}),
     error {blob},
     prompt_tokens {int} NOT NULL DEFAULT 0,
     completion_tokens {int} NOT NULL DEFAULT 0,
@@ -171,7 +171,7 @@ CREATE TABLE steps (
     name {text} NOT NULL,
     key {text},
     try_number {int} NOT NULL DEFAULT 0,
-    risk {text} CHECK (risk IN ('low', 'medium', 'high', 'critical')),
+    risk {text} CHECK ({risks:risk}),
     reconcilable {int} NOT NULL DEFAULT 0 CHECK (reconcilable IN (0, 1)),
     payload {blob},
     outcome {text} CHECK (outcome IN ('completed', 'failed')),
@@ -196,9 +196,9 @@ CREATE TABLE steps (
     CHECK (risk IS NULL OR risk = 'low' OR token IS NOT NULL)
 ) {strict};
 -- Every call that may have changed the world, by time; and those nobody knows the outcome of.
-CREATE INDEX steps_effects ON steps (timestamp, n) WHERE risk IN ('medium', 'high', 'critical');
+CREATE INDEX steps_effects ON steps (timestamp, n) WHERE risk <> 'low';
 CREATE INDEX steps_in_doubt ON steps (task, step_index)
-    WHERE outcome IS NULL AND risk IN ('medium', 'high', 'critical');
+    WHERE outcome IS NULL AND risk <> 'low';
 CREATE INDEX steps_child ON steps (child_task_id) WHERE child_task_id IS NOT NULL;
 
 -- Skeleton events that are not steps. One counter per task numbers both without a gap.
@@ -280,7 +280,7 @@ CREATE TABLE questions (
     text {text} NOT NULL,
     evidence {blob} NOT NULL,
     digest {text} NOT NULL,
-    status {text} NOT NULL CHECK (status IN ({statuses:question})),
+    status {text} NOT NULL CHECK ({statuses:question}),
     answer {blob},
     answered_by {text},
     reason {text},
