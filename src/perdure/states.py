@@ -138,10 +138,10 @@ class Machine:
 
     def target(self, verb: str) -> str:
         """The one status that `verb` leads to. Raises KeyError if there is none or more than one."""
-        targets = {t.target for t in self._by_verb.get(verb, ())}
+        targets = self._targets.get(verb, ())
         if len(targets) != 1:
             raise KeyError(f"{self.name}.{verb} has {len(targets)} targets")
-        return targets.pop()
+        return targets[0]
 
     def event(self, verb: str) -> str:
         """The kind of the event that `verb` writes."""
@@ -168,6 +168,10 @@ class Machine:
     def open(self) -> tuple[str, ...]:
         """Statuses with a way out."""
         return tuple(status for status in self.statuses if status not in self.terminal)
+
+    @cached_property
+    def _targets(self) -> dict[str, tuple[str, ...]]:
+        return {verb: tuple({t.target for t in some}) for verb, some in self._by_verb.items()}
 
     @cached_property
     def _by_verb(self) -> dict[str, list[Transition]]:

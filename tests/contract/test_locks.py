@@ -73,8 +73,12 @@ class Recorder:
         self.tx.hint()
 
     def _note(self, query: Query, values: Mapping[str, Value], rows: list[Row]) -> None:
+        if "FOR UPDATE" in query.postgres and not rows:
+            return
         found = LOCKING.match(query.postgres)
-        if query.postgres.endswith("FOR UPDATE"):
+        if query.postgres.endswith("FOR UPDATE OF s"):
+            self.log.append(("sessions", [str(row[0]) for row in rows]))
+        elif query.postgres.endswith("FOR UPDATE"):
             table = query.name.partition(".")[0]
             ids = [str(row[1]) for row in rows] if query.name == "tasks.lock_family" else [str(values["id"])]
             assert ids == sorted(ids)

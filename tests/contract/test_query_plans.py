@@ -41,13 +41,11 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.orphans": "attempts_open",
     "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),
     "steps.trace": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
-    "steps.shape": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
     "steps.by_key": ("sqlite_autoindex_steps_2", "steps_task_key_try_number_key"),
     "steps.end": ("sqlite_autoindex_steps_2", "steps_task_key_try_number_key"),
     "steps.in_doubt": "steps_in_doubt",
     "steps.effects": "steps_effects",
     "events.feed": ("sqlite_autoindex_events_1", "events_task_seq_key"),
-    "events.last_of_kind": ("sqlite_autoindex_events_1", "events_task_seq_key"),
     "events.between": "events_at",
     "messages.list": ("sqlite_autoindex_messages_1", "messages_task_(seq|step_key)_key"),
     "messages.by_key": ("sqlite_autoindex_messages_2", "messages_task_step_key_key"),
@@ -57,6 +55,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "questions.live_for_step": "questions_task",
     "questions.unnotified": ("questions_unnotified", "questions_(unnotified|open)"),
     "instances.alive": "instances_alive",
+    "recovery.look": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
     "recovery.of_task": ("sqlite_autoindex_recovery_decisions_1", "recovery_decisions_task_execution_id_key"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import codec
+from perdure.errors import NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Claim, Wait, WaitKind
 from perdure.policy.recovery import Rule, Verdict
@@ -340,7 +341,7 @@ def test_what_is_not_interrupted_is_not_recovered(world: World) -> None:
     running = world.start()
 
     assert world.unchanged_by(world.recover, running.task.id) is None
-    assert world.unchanged_by(world.recover, "nowhere") is None
+    assert isinstance(world.unchanged_by(world.recover, "nowhere"), NotFound)
 
 
 def test_one_broken_task_of_ten_does_not_hold_up_the_others(world: World) -> None:

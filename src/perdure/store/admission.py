@@ -110,10 +110,7 @@ def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewS
     and Refused or BudgetExceeded naming every violated limit and the parent chain.
     """
     _check([one for _, one in new])
-    place = tx.one(Q.place, id=fence.task_id)
-    if place is None:
-        raise NotFound(f"there is no task {fence.task_id}")
-    sessions.lock(tx, place[1])
+    task_ops.hold_session(tx, fence.task_id)
     parent = task_from_row(_locked(tx, fence.task_id))
     if parent.execution_id != fence.execution_id or parent.generation != fence.generation:
         task_ops.refuse(tx, fence, "spawn")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perdure import codec
-from perdure.errors import Error, InvariantError, NotFound
+from perdure.errors import Error, InvariantError
 from perdure.model.step import Note
 from perdure.model.task import Fence, Mode, Task, Wait, WaitKind
 from perdure.states import ATTEMPT, QUESTION, TASK, TaskStatus
@@ -37,7 +37,7 @@ def complete(
     me = family.me
     if me.execution_id != fence.execution_id or me.generation != fence.generation:
         task_ops.refuse(tx, fence, "complete")
-    if tx.all(S.in_doubt, task=me.n, from_index=me.replay_from):
+    if family.has_doubts and tx.all(S.in_doubt, task=me.n, from_index=me.replay_from):
         raise InvariantError(f"task {me.id} cannot complete while a call of it is in doubt")
     last = _Last(notes, risk_seen)
     _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None, last=last)
@@ -92,34 +92,27 @@ def abandon(tx: Transaction, task: Task, *, revision: int, denied: bool, by: str
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The locked rows around a task."""
+    """The locked rows around a task, and whether it may have open questions and calls in doubt."""
 
     me: Task
     parent: Task | None
     descendants: tuple[Task, ...]
+    has_questions: bool = True
+    has_doubts: bool = True
 
 
 def _hold(tx: Transaction, task_id: str) -> _Family:
-    place = tx.one(Q.place, id=check_id(task_id, "task"))
-    if place is None:
-        raise NotFound(f"there is no task {task_id}")
-    sessions.lock(tx, place[1])
-    if place[2] is None and not _has_children(tx, task_id):
-        # Most tasks stand alone: their one row is found in half the time that a family takes.
-        found = tx.all(Q.lock, id=task_id)
-    else:
-        found = tx.all(Q.lock_family, id=task_id, parent_task_id=place[2])
-    rows = [task_from_row(row) for row in found]
+    _, parent_id, _ = task_ops.hold_session(tx, check_id(task_id, "task"))
+    if parent_id is None:
+        # Most tasks stand alone, and need a third of the statements that a family takes.
+        row = tx.one(Q.lock_childless, id=task_id)
+        if row is not None:
+            return _Family(task_from_row(row[:-2]), None, (), bool(row[-2]), bool(row[-1]))
+    rows = [task_from_row(row) for row in tx.all(Q.lock_family, id=task_id, parent_task_id=parent_id)]
     by_id = {task.id: task for task in rows}
-    parent = by_id.get(place[2]) if place[2] else None
+    parent = by_id.get(parent_id) if parent_id else None
     others = [task for task in rows if task.id != task_id and task is not parent]
     return _Family(by_id[task_id], parent, tuple(sorted(others, key=lambda task: (-task.depth, task.id))))
-
-
-def _has_children(tx: Transaction, task_id: str) -> bool:
-    row = tx.one(Q.has_children, id=task_id)
-    assert row is not None
-    return bool(row[0])
 
 
 class _Last(NamedTuple):
@@ -144,7 +137,8 @@ def _finish(
     if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
         task_ops.refuse(tx, fence, verb)
     revision = sessions.raise_revision(tx, me.root_session_id)
-    _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
+    if family.has_questions:
+        _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
     row = tx.one(
         Q.finish,
         id=me.id,

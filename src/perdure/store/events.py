@@ -43,12 +43,6 @@ def between(
     return [((row[5], row[0]), Event(row[1], row[2], row[3], _mapping(tx, row[4]), row[5])) for row in rows]
 
 
-def last_payload(tx: Transaction, task: int, kind: str) -> Mapping[str, Any] | None:
-    """Payload of the newest event of one kind, or None."""
-    row = tx.one(Q.last_of_kind, task=task, kind=kind)
-    return None if row is None else _mapping(tx, row[1])
-
-
 def payloads_of(tx: Transaction, task_id: str, kind: str, *, limit: int = 1000) -> list[Mapping[str, Any]]:
     """Payloads of a task's events of one kind, newest first."""
     return [_mapping(tx, row[0]) for row in tx.all(Q.of_kind, id=task_id, kind=kind, limit=limit)]

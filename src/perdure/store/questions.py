@@ -268,10 +268,7 @@ def _check_verb(question: Question, verb: str) -> None:
 
 
 def _lock(tx: Transaction, task_id: str) -> Task:
-    place = tx.one(T.place, id=task_id)
-    if place is None:
-        raise NotFound(f"there is no task {task_id}")
-    sessions.lock(tx, place[1])
+    task_ops.hold_session(tx, task_id)
     row = tx.one(T.lock, id=task_id)
     assert row is not None, task_id
     return task_from_row(row)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.errors import Damaged
@@ -18,7 +18,7 @@ from perdure.model.task import Task
 from perdure.policy.recovery import Case, Decision, DoubtfulStep, Verdict, decide
 from perdure.policy.risk import Risk
 from perdure.states import TASK, TaskStatus
-from perdure.store import ends, events, payloads, questions, sessions
+from perdure.store import ends, payloads, questions, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
@@ -59,23 +59,26 @@ def interrupted(tx: Transaction, *, limit: int = 100) -> list[str]:
 
 def examine(tx: Transaction, task_id: str, *, recovery_limit: int) -> Decision:
     """What recovery would decide for a task now, without acting: the dry run."""
-    return decide(_case(tx, task_ops.get(tx, task_id), recovery_limit=recovery_limit))
+    task = task_ops.get(tx, task_id)
+    return decide(_case(tx, task, _look(tx, task), recovery_limit=recovery_limit))
 
 
 def act(tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_ms: int) -> Recovered | None:
-    """Decide, store the decision, and move the task or open its question. None when there is nothing to do."""
-    place = tx.one(T.place, id=task_id)
-    if place is None or place[3] != TaskStatus.INTERRUPTED:
+    """Decide, store the decision, and move the task or open its question. None when there is nothing to do.
+
+    Raises NotFound.
+    """
+    _, _, status = task_ops.hold_session(tx, task_id)
+    if status != TaskStatus.INTERRUPTED:
         return None
-    sessions.lock(tx, place[1])
     row = tx.one(T.lock, id=task_id)
     assert row is not None, task_id
     task = task_from_row(row)
-    if task.status is not TaskStatus.INTERRUPTED or questions.live_for_step(tx, task_id, QuestionKind.RESUME, ""):
+    seen = _look(tx, task)
+    if task.status is not TaskStatus.INTERRUPTED or seen.is_asked:
         return None
-    case = _case(tx, task, recovery_limit=recovery_limit)
-    decision = decide(case)
-    _store(tx, task, decision)
+    decision = decide(_case(tx, task, seen, recovery_limit=recovery_limit))
+    _store(tx, task, decision, execution_id=seen.execution_id)
     if decision.verdict is Verdict.TIMED_OUT:
         ends.time_out(tx, task_id)
         return Recovered(task, decision, None)
@@ -112,12 +115,30 @@ def decisions(tx: Transaction, task_id: str, *, limit: int = 20) -> list[PastDec
     ]
 
 
-def _store(tx: Transaction, task: Task, decision: Decision) -> None:
-    last = tx.one(Q.last_attempt, task=task.n)
+class _Seen(NamedTuple):
+    """What one look at a task's rows tells."""
+
+    execution_id: str  # of its last attempt
+    told: bytes | None  # what the event of its newest interruption says
+    is_asked: bool  # a person has been asked whether to resume
+    has_doubts: bool
+    records: int  # from where a replay begins; the first of them and the last
+    first: int | None
+    last: int | None
+
+
+def _look(tx: Transaction, task: Task) -> _Seen:
+    # Records before `replay_from` are used no more: a person has said to start after them.
+    row = tx.one(Q.look, task=task.n, interrupted=TASK.event("interrupt"), from_index=task.replay_from)
+    assert row is not None, task.id
+    return _Seen(row[0] or "", row[1], bool(row[2]), bool(row[3]), *row[4:])
+
+
+def _store(tx: Transaction, task: Task, decision: Decision, *, execution_id: str) -> None:
     tx.run(
         Q.insert,
         task=task.n,
-        execution_id="" if last is None else last[0],
+        execution_id=execution_id,
         verdict=decision.verdict,
         rule=decision.rule,
         reasons=json.dumps(decision.reasons),
@@ -125,17 +146,14 @@ def _store(tx: Transaction, task: Task, decision: Decision) -> None:
     )
 
 
-def _case(tx: Transaction, task: Task, *, recovery_limit: int) -> Case:
+def _case(tx: Transaction, task: Task, seen: _Seen, *, recovery_limit: int) -> Case:
     """Everything the decision looks at, from one snapshot."""
-    # Records before `replay_from` are used no more: a person has said to start after them.
-    shape = tx.one(S.shape, task=task.n, from_index=task.replay_from)
-    assert shape is not None
-    count, first, last = shape
-    told, trace_error = _told_at_the_interrupt(tx, task)
-    wanted = task.step_count - task.replay_from
-    if trace_error is None and count and (first != task.replay_from or last != task.step_count - 1 or count != wanted):
+    told, trace_error = _told_at_the_interrupt(tx, seen.told)
+    count, wanted = seen.records, task.step_count - task.replay_from
+    is_whole = seen.first == task.replay_from and seen.last == task.step_count - 1 and count == wanted
+    if trace_error is None and count and not is_whole:
         trace_error = f"it holds {count} of {wanted} records; some are missing or doubled"
-    doubtful = tx.all(S.in_doubt, task=task.n, from_index=task.replay_from)
+    doubtful = tx.all(S.in_doubt, task=task.n, from_index=task.replay_from) if seen.has_doubts else []
     return Case(
         task_id=task.id,
         agent=task.agent,
@@ -160,10 +178,10 @@ def _case(tx: Transaction, task: Task, *, recovery_limit: int) -> Case:
     )
 
 
-def _told_at_the_interrupt(tx: Transaction, task: Task) -> tuple[Mapping[str, Any], str | None]:
+def _told_at_the_interrupt(tx: Transaction, payload: bytes | None) -> tuple[Mapping[str, Any], str | None]:
     """What the newest interruption said, and what is wrong with the trace. One damaged row must not stop a pass."""
     try:
-        told = events.last_payload(tx, task.n, TASK.event("interrupt")) or {}
+        told = payloads.plain(tx, payload) or {}
     except Damaged as error:
         return {}, f"the event of its interruption cannot be read: {error}"
     return told, told.get("trace_error") or None

@@ -239,16 +239,17 @@ def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
     Raises Damaged when an output cannot be read or a record is missing.
     """
     rows = tx.all(Q.trace, id=task_id, from_index=from_index, limit=_TRACE_LIMIT)
-    told = tx.one(T.step_count, id=task_id)
+    told = tx.one(T.counts, id=task_id)
     if told is None:
         raise NotFound(f"there is no task {task_id}")
-    wanted = range(from_index, told[0])
+    step_count, message_count = told
+    wanted = range(from_index, step_count)
     found = [row[1] for row in rows]
     if found != list(wanted):
         missing = sorted(set(wanted) - set(found))
         raise Damaged(f"the trace of task {task_id} is not whole: {len(missing)} records are missing, {missing[:10]}")
     steps = tuple(_unpacked(tx, Step.from_row(row)) for row in rows)
-    keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id))
+    keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id)) if message_count else frozenset[str]()
     return Trace(steps, keys)
 
 

@@ -264,6 +264,14 @@ def describe_waits(waits: Sequence[Wait]) -> list[Mapping[str, Any]]:
 # -- shared with the other verbs ------------------------------------------------------------
 
 
+def hold_session(tx: Transaction, task_id: str) -> tuple[str, str | None, str]:
+    """Lock a task's root session, and only read where the task hangs: (root session, parent, status of then)."""
+    row = tx.one(Q.held_place, id=task_id)
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    return row[0], row[1], row[2]
+
+
 def end_attempt(tx: Transaction, proof: Proof, status: str, error: Error | None = None) -> None:
     """End the task's present attempt, with what it alone consumed."""
     earlier: Sequence[Any] = (0, 0, 0.0, 0, 0)

@@ -29,13 +29,6 @@ FROM (
 ORDER BY f.seq
 LIMIT :limit
 
--- name: last_of_kind
-SELECT e.seq, e.payload, e.at
-FROM events e
-WHERE e.task = :task AND e.kind = :kind
-ORDER BY e.seq DESC
-LIMIT 1
-
 -- name: of_kind
 SELECT e.payload
 FROM events e

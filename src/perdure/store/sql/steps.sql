@@ -48,12 +48,6 @@ FROM tasks t
 JOIN steps s ON s.task = t.n
 WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
 
--- name: shape
--- Is the trace whole, from where a replay begins? Its rows against the counter, in one range.
-SELECT count(*), min(s.step_index), max(s.step_index)
-FROM steps s
-WHERE s.task = :task AND s.step_index >= :from_index
-
 -- name: in_doubt
 SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable
 FROM steps s

@@ -174,17 +174,32 @@ SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id, t.gen
 FROM tasks t
 WHERE t.id = :id
 
--- name: step_count
-SELECT t.step_count
+-- name: held_place
+-- The same, and the root session is locked: the first lock of every verb that touches a session.
+SELECT t.root_session_id, t.parent_task_id, t.status
+FROM tasks t
+JOIN sessions s ON s.id = t.root_session_id
+WHERE t.id = :id
+{hold_session}
+
+-- name: counts
+SELECT t.step_count, t.message_count
 FROM tasks t
 WHERE t.id = :id
 
--- name: has_children
-SELECT EXISTS (
-    SELECT 1
-    FROM tasks c
-    WHERE c.parent_task_id = :id
-)
+-- name: lock_childless
+-- A task without children that is to end, and whether it has open questions and calls in doubt. Its session is locked
+-- before, so that none of it comes after this was asked.
+SELECT {columns},
+    EXISTS (SELECT 1 FROM questions q WHERE q.task = t.n AND q.status = {status:question.open}),
+    EXISTS (
+        SELECT 1
+        FROM steps s
+        WHERE s.task = t.n AND s.outcome IS NULL AND s.risk <> 'low' AND s.step_index >= t.replay_from
+    )
+FROM tasks t
+WHERE t.id = :id AND NOT EXISTS (SELECT 1 FROM tasks c WHERE c.parent_task_id = t.id)
+{for_update}
 
 -- name: lock_family
 -- Every row that an end touches: the task, its parent (to be woken) and its open descendants, in one order for all.
