@@ -28,7 +28,20 @@ from perdure.runtime.starts import agent_call, call_to_start, registry
 from perdure.runtime.worker import Worker
 from perdure.settings import Settings
 from perdure.states import TaskStatus
-from perdure.store import Store, admission, aio, ends, events, messages, open_store, questions, steps, task_lists, tasks
+from perdure.store import (
+    Store,
+    admission,
+    aio,
+    artifacts,
+    ends,
+    events,
+    messages,
+    open_store,
+    questions,
+    steps,
+    task_lists,
+    tasks,
+)
 from perdure.store.database import Transaction
 
 __all__ = ["App", "AskedQuestion", "Client", "Page", "Question", "TaskHandle"]
@@ -297,6 +310,10 @@ class Client:
             payload=codec.pack(codec.encode(payload)),
             unread_limit=self.store.settings.unread_limit,
         )
+
+    async def artifact(self, sha256: str, /) -> bytes:
+        """The content of an artifact; the `artifact_created` events of a task tell its SHA-256. Raises NotFound."""
+        return await self.read(artifacts.get, sha256)
 
     # -- questions -------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class Settings:
     poll_ms: float = _setting(250, 5, 60_000, "how often to look for work that no hint told of (1,000 on PostgreSQL)")
     waiting_in_memory: int = _count(256, 0, 100_000, "waiting attempts kept in memory; the longest are set aside first")
     payload_limit_bytes: int = _count(16 << 20, 1024, 1 << 30, "largest single value")
+    artifact_limit_bytes: int = _count(64 << 20, 1024, 256 << 20, "largest content of one artifact")
     question_expiry_s: float = _setting(7 * _DAY_S, 1, 3650 * _DAY_S, "after this an unanswered yes-or-no is `expired`")
     drift_settle_ms: float = _setting(50, 0, 60_000, "quiet time before an unmatched dangerous call counts as drift")
     pulse_batch: int = _count(50, 1, 10_000, "streamed events per flush")

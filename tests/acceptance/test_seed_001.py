@@ -39,9 +39,7 @@ def test_structural_and_pulse_events_are_told_apart() -> None:
 def test_structural_events_are_stored_in_the_order_of_their_seq(world: World) -> None:
     claim = world.start()
     world.record(claim, "a")
-    world.store.call(
-        messages.add_artifact, claim.fence, name="report", content=packed("x"), media_type="text/plain", size=1
-    )
+    world.store.call(messages.emit_owned, claim.fence, Event.TYPE_ARTIFACT_CREATED, {"name": "report"})
     world.complete(claim)
 
     feed = world.feed(claim.task.id)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 
 import pytest
 
 from perdure import codec
-from perdure.errors import BadInput, LeaseLost, NotFound, NotSerializable, Refused
+from perdure.errors import BadInput, Damaged, LeaseLost, NotFound, NotSerializable, Refused
 from perdure.model.delivery import Delivery
 from perdure.model.message import NewMessage
 from perdure.model.task import Claim, Wait, WaitKind
-from perdure.store import messages, steps
+from perdure.store import artifacts, messages, steps
 from tests.contract.conftest import OpenSecond
 from tests.nasty import JSON_VALUES
 from tests.world import World, packed
@@ -261,16 +262,36 @@ def test_only_so_many_deliveries_wait_unread(world: World) -> None:
 # -- artifacts -------------------------------------------------------------------------------
 
 
-def test_an_artifact_is_told_of_with_its_content(world: World) -> None:
-    claim = world.start()
+@pytest.mark.parametrize("content", [b"", b"text", bytes(range(256)) * 1000])
+def test_an_artifact_is_found_by_the_sha_256_of_its_content(world: World, content: bytes) -> None:
+    sha256 = world.store.call(artifacts.keep, content)
 
-    world.store.call(
-        messages.add_artifact, claim.fence, name="report", content=packed("text"), media_type="text/plain", size=4
-    )
+    assert sha256 == hashlib.sha256(content).hexdigest()
+    assert world.store.read(artifacts.get, sha256) == content
 
-    told = world.feed(claim.task.id)[-1]
-    assert (told.kind, told.payload["name"], told.payload["bytes"]) == ("artifact_created", "report", 4)
-    assert bytes.fromhex(told.payload["content"]) == packed("text").blob
+
+def test_the_same_content_is_stored_once(world: World) -> None:
+    world.store.call(artifacts.keep, b"text")
+    before = world.rows("SELECT sha256, content, created_at FROM artifacts")
+    world.store.call(artifacts.keep, b"text")
+
+    assert world.rows("SELECT sha256, content, created_at FROM artifacts") == before
+    assert len(before) == 1
+
+
+def test_an_artifact_that_is_unknown_or_no_longer_what_its_hash_says_is_an_error(world: World) -> None:
+    sha256 = world.store.call(artifacts.keep, b"text")
+    with pytest.raises(NotFound, match="artifact"):
+        world.store.read(artifacts.get, "0" * 64)
+    with pytest.raises(BadInput, match="sha256"):
+        world.store.read(artifacts.get, "\x00")
+
+    world.execute("UPDATE artifacts SET content = :content", content=b"other")
+    with pytest.raises(Damaged, match=sha256):
+        world.store.read(artifacts.get, sha256)
+
+
+# -- events ----------------------------------------------------------------------------------
 
 
 def test_an_event_of_the_agents_own_is_numbered_like_all_others(world: World) -> None:

@@ -195,9 +195,6 @@ WRITES: dict[str, Callable[[World, Fence], object]] = {
     "message": lambda world, fence: world.store.call(messages.append, fence, NewMessage("user", b"1"), step_key="new"),
     "checkpoint": lambda world, fence: world.store.call(messages.save_checkpoint, fence, packed(1), step_key="new"),
     "event": lambda world, fence: world.store.call(messages.emit_owned, fence, "mine", {}),
-    "artifact": lambda world, fence: world.store.call(
-        messages.add_artifact, fence, name="a", content=packed("x"), media_type="text/plain", size=1
-    ),
     "question": lambda world, fence: world.store.call(
         questions.open_question, fence, questions.NewQuestion(QuestionKind.ASK, "?", packed({}))
     ),

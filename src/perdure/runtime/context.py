@@ -6,6 +6,7 @@ Outside a task the calls just run, the tellers do nothing, and what needs a task
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid as _uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,7 @@ from perdure.policy.budget import Budget
 from perdure.runtime import calls, durable
 from perdure.runtime.call import Call
 from perdure.runtime.verbs import call, gather, here, model, read, step
-from perdure.store import messages, payloads, steps
-from perdure.store.database import Transaction
+from perdure.store import artifacts, messages, steps
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -159,12 +159,25 @@ async def event(kind: str, payload: Any = None, /) -> None:
 
 
 async def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> str:
-    """Store content and tell of it; returns its SHA-256. Written once over all attempts. Outside a task only that."""
-    body = codec.encode(data)
-    digest = codec.digest(body)
-    told = {"name": name, "media_type": media_type, "bytes": len(data), "digest": digest}
-    await _tell_once("artifact", EventKind.ARTIFACT_CREATED, told, content=codec.pack(body))
-    return digest
+    """Store content, text as UTF-8, and tell of it; returns its SHA-256, by which `read_artifact` finds it.
+
+    Written once over all attempts. Outside a task only the SHA-256. Raises BadInput above `artifact_limit_bytes`.
+    """
+    content = _content(data)
+    sha256 = hashlib.sha256(content).hexdigest()
+    told = {"name": name, "media_type": media_type, "bytes": len(content), "sha256": sha256}
+    await _tell_once("artifact", EventKind.ARTIFACT_CREATED, told, content=content)
+    return sha256
+
+
+async def read_artifact(sha256: str, /) -> bytes:
+    """The content of an artifact, whichever task stored it. Not recorded, for it is always the same.
+
+    Raises NotFound, and NotInTask outside a task: there ask `Client.artifact`.
+    """
+    attempt = _attempt("read_artifact")
+    attempt.check()
+    return await attempt.journal.read(artifacts.get, sha256)
 
 
 def stream(text: str, /) -> None:
@@ -184,10 +197,23 @@ def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -
         scope.usage.append({"input": input_tokens, "output": output_tokens, "cost": cost})
 
 
-async def _tell_once(name: str, kind: str, payload: Any, *, content: codec.Packed | None = None) -> None:
+def _content(data: object) -> bytes:
+    if isinstance(data, str):
+        try:
+            return data.encode()
+        except UnicodeEncodeError:
+            raise BadInput("data is text with half a surrogate pair, which UTF-8 cannot hold", field="data") from None
+    if isinstance(data, bytes):
+        return data
+    raise BadInput(f"data is {type(data).__name__}; give bytes or text", field="data")
+
+
+async def _tell_once(name: str, kind: str, payload: Any, *, content: bytes | None = None) -> None:
     attempt = here()
     if attempt is None:
         return
+    if content is not None and len(content) > (limit := attempt.host.settings.artifact_limit_bytes):
+        raise BadInput(f"data has {len(content)} bytes; artifact_limit_bytes is {limit}", field="data")
     described = Call(
         kind=StepKind.VALUE, name=name, fn=_none, input={"kind": kind, "payload": payload}, tells_apart=False
     )
@@ -195,8 +221,8 @@ async def _tell_once(name: str, kind: str, payload: Any, *, content: codec.Packe
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: object) -> None:  # noqa: ARG001  # As calls.Run asks.
         made = attempt.journal.step(call, key=key, body=body)
         told = payload if isinstance(payload, dict) else {"value": payload}
-        if content is not None:
-            await attempt.journal.write(_keep, content)
+        if content is not None:  # Before what tells of it, which its owner alone may write.
+            await attempt.journal.write(artifacts.keep, content)
         result = steps.Result(completed=True, output=codec.pack(b"null"), event=(kind, told))
         await attempt.journal.complete(made, result, begun=False)
 
@@ -207,10 +233,6 @@ def _told_key(attempt: Attempt, name: str, told: dict[str, Any]) -> str:
     described = Call(kind=StepKind.VALUE, name=name, fn=_none, input=told, tells_apart=False)
     parent = ambient.require(name).parent_key
     return attempt.journal.key_of(described, codec.evidence(told), parent=parent)
-
-
-def _keep(tx: Transaction, content: codec.Packed) -> None:
-    payloads.keep(tx, content)
 
 
 async def _none() -> None:
@@ -273,6 +295,7 @@ __all__ = [
     "now",
     "random",
     "read",
+    "read_artifact",
     "receive",
     "sleep",
     "step",

@@ -180,28 +180,12 @@ def oldest_unread(tx: Transaction, task_id: str, name: str) -> Unread | None:
     return None if row is None else Unread(row[0], payloads.body(tx, row[2]))
 
 
-def add_artifact(
-    tx: Transaction, fence: Fence, *, name: str, content: codec.Packed, media_type: str, size: int
-) -> None:
-    """Store an artifact's content and tell of it. Raises LeaseLost."""
-    emit_owned(
-        tx,
-        fence,
-        EventKind.ARTIFACT_CREATED,
-        {"name": name, "media_type": media_type, "bytes": size},
-        content=content,
-    )
-
-
-def emit_owned(tx: Transaction, fence: Fence, kind: str, payload: Any, *, content: codec.Packed | None = None) -> int:
+def emit_owned(tx: Transaction, fence: Fence, kind: str, payload: Any) -> int:
     """Write a skeleton event as the task's owner. Returns its seq. Raises LeaseLost."""
     row = tx.one(T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "event")
     n, seq, _count = row
-    if content is not None:
-        blob = payloads.keep(tx, content)
-        payload = {**payload, "content": blob.hex()}
     events.emit(tx, n, seq, kind, payload if isinstance(payload, dict) else {"value": payload})
     return int(seq)
 

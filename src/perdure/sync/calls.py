@@ -195,5 +195,16 @@ def event(kind: str, payload: Any = None, /) -> None:
 
 
 def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> str:
-    """Store content and tell of it; returns its SHA-256. Written once over all attempts. Outside a task only that."""
+    """Store content, text as UTF-8, and tell of it; returns its SHA-256, by which `read_artifact` finds it.
+
+    Written once over all attempts. Outside a task only the SHA-256. Raises BadInput above `artifact_limit_bytes`.
+    """
     return wait(lambda: context.artifact(name, data, media_type=media_type), name="artifact")
+
+
+def read_artifact(sha256: str, /) -> bytes:
+    """The content of an artifact, whichever task stored it. Not recorded, for it is always the same.
+
+    Raises NotFound, and NotInTask outside a task: there ask `Client.artifact`.
+    """
+    return wait(lambda: context.read_artifact(sha256), name="read_artifact")

@@ -182,6 +182,10 @@ class Client:
         """
         self._loop.run(lambda: self._twin.send(task_id, name, payload, key=key), name="client.send")
 
+    def artifact(self, sha256: str, /) -> bytes:
+        """The content of an artifact; the `artifact_created` events of a task tell its SHA-256. Raises NotFound."""
+        return self._loop.run(lambda: self._twin.artifact(sha256), name="client.artifact")
+
     # -- questions -------------------------------------------------------------------------------
 
     def questions(

@@ -319,3 +319,10 @@ CREATE TABLE payloads (
     hash {blob} NOT NULL PRIMARY KEY,
     body {blob} NOT NULL
 ) {strict};
+
+-- Content that agents keep outside of values, as it is; the events of kind artifact_created say whose it is.
+CREATE TABLE artifacts (
+    sha256 {text} NOT NULL PRIMARY KEY CHECK (octet_length(sha256) = 64),
+    content {blob} NOT NULL,
+    created_at {int} NOT NULL
+) {strict};
