@@ -51,7 +51,7 @@ class Scope(Struct):
     parent_key: str = ""
     token: str = ""
     usage: list[Mapping[str, float]] = field(default_factory=list)
-    secrets: tuple[str, ...] = ()  # masked in the calls made inside this one, too
+    secrets: tuple[str, ...] = ()  # masked in all that is called or told inside, too
     is_over: bool = False  # cut off: whatever of it still runs makes no calls any more
 
 
@@ -61,6 +61,12 @@ _scope: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
 def scope() -> Scope | None:
     """The present scope, or None outside a task."""
     return _scope.get()
+
+
+def secrets() -> tuple[str, ...]:
+    """Texts that nothing said by the running code may hold once it is written down."""
+    found = _scope.get()
+    return () if found is None else found.secrets
 
 
 def require(what: str) -> Scope:

@@ -172,7 +172,7 @@ def tool(
     `risk` may be a function of the arguments. `idempotent=True` promises that one `current().token` has one effect.
     `approve` asks `to` before the call. `reconcile(doubt)` finds out what happened to a call that was cut off.
     `timeout` in seconds; a call from high risk up that it cuts off, or that raises one of `ambiguous`, is in doubt.
-    Arguments named in `secret` never reach the store.
+    Arguments named in `secret` never reach the store: their text is masked in all that is called or told inside, too.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:

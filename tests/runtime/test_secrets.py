@@ -16,7 +16,7 @@ from tests.theatre import Theatre
 
 KEY = 'sk-test-0123456789abcdef"\\\n\u00e9\u2603'
 WRITTEN = (KEY, KEY.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"), "sk-test-0123456789abcdef")
-QUICK = Settings(poll_ms=20, sweep_s=0.05)
+QUICK = Settings(poll_ms=20, sweep_s=0.05, pulse_flush_ms=20)
 
 
 class Refused(Exception):
@@ -56,6 +56,27 @@ async def outer(api_key: str) -> str:
     return await inner(f"Bearer {api_key}")
 
 
+@perdure.agent
+async def child(header: str) -> str:
+    return header
+
+
+@perdure.tool(risk="low", secret=["api_key"])
+async def tell(api_key: str) -> list[Any]:
+    """Say the secret in every way that code inside a call can say something."""
+    perdure.stream(f"streamed {api_key}")
+    await perdure.message(f"role {api_key}", [f"said {api_key}", api_key.encode()])
+    await perdure.event(f"kind {api_key}", {"with": api_key, api_key: 1})
+    await perdure.checkpoint({"state": api_key})
+    found = [await perdure.artifact(f"name {api_key}", data) for data in (f"x {api_key}", b"y " + api_key.encode())]
+    read = [await perdure.read_artifact(sha256) for sha256 in found]
+    asked = await perdure.ask(f"may {api_key}?", to=f"the owner of {api_key}")
+    heard = await child.options(tags={"for": api_key})(f"Bearer {api_key}")
+    keyed = await inner.options(key=f"key {api_key}")("keyed")
+    named = await perdure.read(f"name {api_key}", lambda: "named")
+    return [*read, asked, heard, keyed, named]
+
+
 def files_of(folder: Path) -> bytes:
     """Everything that lies beside a database, read by another process: closing a file here would drop its locks."""
     paths = [str(path) for path in sorted(folder.iterdir()) if path.is_file()]
@@ -75,14 +96,22 @@ def test_no_file_of_the_database_holds_the_text_of_a_secret(tmp_path: Path) -> N
         seen.append(await ask_first(f"note {KEY}", KEY))
         seen.append(await unclear(f"note {KEY}", KEY))
         seen.append(await outer(KEY))
+        seen.append(await tell(KEY))
+        await perdure.sleep(0.2)  # longer than streamed text takes to be stored
+
+    told: list[Any] = []
+    said: list[Any] = []
 
     async def main() -> None:
-        app = perdure.App(str(tmp_path / "secrets.db"), agents=[host], settings=QUICK)
+        nonlocal told, said
+        app = perdure.App(str(tmp_path / "secrets.db"), agents=[host, child], settings=QUICK)
         async with app, app.worker():
             task = await app.start(host)
             answering = asyncio.ensure_future(_answer_all(app))
             await task.result()
             answering.cancel()
+            told = [event.payload async for event in task.follow() if event.kind == "kind [secret]"]
+            said = [(one.role, one.content) for one in await task.messages()]
             found = files_of(tmp_path)  # while the log is still there
             assert [form for form in WRITTEN if form.encode() in found] == []
         found = files_of(tmp_path)
@@ -99,6 +128,9 @@ def test_no_file_of_the_database_holds_the_text_of_a_secret(tmp_path: Path) -> N
     assert seen[1] == ("[secret] was refused", "[secret]", {"header": "Bearer [secret]"})
     assert seen[2] == "note [secret]"
     assert seen[4] == "Bearer [secret]"
+    assert seen[5] == [b"x [secret]", b"y [secret]", "yes", "Bearer [secret]", "keyed", "named"]
+    assert told == [{"with": "[secret]", "[secret]": 1}]
+    assert said == [("role [secret]", ["said [secret]", b"[secret]"])]
 
 
 async def _answer_all(app: perdure.App) -> None:
@@ -107,6 +139,8 @@ async def _answer_all(app: perdure.App) -> None:
             assert KEY not in question.text
             if question.kind == "call":
                 await question.approve(by="ana")
+            elif question.kind == "ask":
+                await question.answer("yes", by="ana")
             else:
                 await question.resolve(perdure.happened("found"), by="ana")
         await asyncio.sleep(0.02)

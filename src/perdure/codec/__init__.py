@@ -10,7 +10,7 @@ from __future__ import annotations
 from perdure.codec.blobs import Packed, digest, pack, unpack
 from perdure.codec.decoding import decode, roundtrip
 from perdure.codec.encoding import encode
-from perdure.codec.evidence import evidence, mask, mask_text
+from perdure.codec.evidence import evidence, mask, mask_bytes, mask_text
 from perdure.codec.fitting import ANY
 from perdure.codec.table import DEFAULT_LIMIT, MAX_DEPTH, TAG
 
@@ -25,6 +25,7 @@ __all__ = [
     "encode",
     "evidence",
     "mask",
+    "mask_bytes",
     "mask_text",
     "pack",
     "roundtrip",

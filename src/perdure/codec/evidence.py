@@ -68,6 +68,11 @@ def mask_text(text: str, secrets: Collection[str]) -> str:
     return _mask(text, sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret)))
 
 
+def mask_bytes(content: bytes, secrets: Collection[str]) -> bytes:
+    """Bytes with the exact text of every secret, in UTF-8, masked."""
+    return _mask_bytes(content, [secret for secret in secrets if secret]) if secrets else content
+
+
 def _masked(value: Plain, hidden: Sequence[str]) -> Plain:
     match value:
         case str():

@@ -45,6 +45,8 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         raise asyncio.CancelledError("the call around this one has been cut off")
     if scope.secrets:
         call.secrets = (*call.secrets, *scope.secrets)
+    if call.secrets and call.key is not None:
+        call.key = codec.mask_text(call.key, call.secrets)
     parent = scope.parent_key
     body = codec.evidence(call.input, secrets=call.secrets)
     key = journal.key_of(call, body, parent=parent)

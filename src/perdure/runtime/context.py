@@ -123,10 +123,10 @@ async def message(role: str, content: Any, /) -> None:
     if attempt is None:
         return
     attempt.check()
-    body = codec.encode(content)
+    body = _encoded(content)
     key = _told_key(attempt, "message", {"role": role, "content": content})
     if key not in attempt.journal.message_keys:
-        new = NewMessage(role, body)
+        new = NewMessage(codec.mask_text(role, ambient.secrets()), body)
         await attempt.journal.write(messages.append, attempt.journal.fence, new, step_key=key)
 
 
@@ -137,7 +137,7 @@ async def checkpoint(state: Any, /) -> None:
         return
     attempt.check()
     key = _told_key(attempt, "checkpoint", {"state": state})
-    packed = codec.pack(codec.encode(state))
+    packed = codec.pack(_encoded(state))
     await attempt.journal.write(messages.save_checkpoint, attempt.journal.fence, packed, step_key=key)
 
 
@@ -155,7 +155,7 @@ async def last_checkpoint() -> Any:
 
 async def event(kind: str, payload: Any = None, /) -> None:
     """Write a skeleton event of your own kind; durable when this returns, written once over all attempts."""
-    await _tell_once("event", kind, {} if payload is None else payload)
+    await _tell_once("event", codec.mask_text(kind, ambient.secrets()), {} if payload is None else payload)
 
 
 async def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> str:
@@ -163,7 +163,7 @@ async def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> 
 
     Written once over all attempts. Outside a task only the SHA-256. Raises BadInput above `artifact_limit_bytes`.
     """
-    content = _content(data)
+    content = codec.mask_bytes(_content(data), ambient.secrets())
     sha256 = hashlib.sha256(content).hexdigest()
     told = {"name": name, "media_type": media_type, "bytes": len(content), "sha256": sha256}
     await _tell_once("artifact", EventKind.ARTIFACT_CREATED, told, content=content)
@@ -184,7 +184,7 @@ def stream(text: str, /) -> None:
     """Show partial text to followers at once; may be lost. Silent while records answer, nothing outside a task."""
     attempt = here()
     if attempt is not None and attempt.journal.is_live:
-        attempt.host.stream(attempt, EventKind.AI_STREAMING, {"text": text})
+        attempt.host.stream(attempt, EventKind.AI_STREAMING, {"text": _masked(text)})
 
 
 def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -> None:
@@ -208,10 +208,21 @@ def _content(data: object) -> bytes:
     raise BadInput(f"data is {type(data).__name__}; give bytes or text", field="data")
 
 
+def _encoded(value: Any) -> bytes:
+    body, secrets = codec.encode(value), ambient.secrets()
+    return codec.mask(body, secrets) if secrets else body
+
+
+def _masked(value: Any) -> Any:
+    secrets = ambient.secrets()
+    return codec.decode(codec.evidence(value, secrets=secrets)) if secrets else value
+
+
 async def _tell_once(name: str, kind: str, payload: Any, *, content: bytes | None = None) -> None:
     attempt = here()
     if attempt is None:
         return
+    payload = _masked(payload)
     if content is not None and len(content) > (limit := attempt.host.settings.artifact_limit_bytes):
         raise BadInput(f"data has {len(content)} bytes; artifact_limit_bytes is {limit}", field="data")
     described = Call(
@@ -232,7 +243,7 @@ async def _tell_once(name: str, kind: str, payload: Any, *, content: bytes | Non
 def _told_key(attempt: Attempt, name: str, told: dict[str, Any]) -> str:
     described = Call(kind=StepKind.VALUE, name=name, fn=_none, input=told, tells_apart=False)
     parent = ambient.require(name).parent_key
-    return attempt.journal.key_of(described, codec.evidence(told), parent=parent)
+    return attempt.journal.key_of(described, codec.evidence(told, secrets=ambient.secrets()), parent=parent)
 
 
 async def _none() -> None:

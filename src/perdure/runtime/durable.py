@@ -43,7 +43,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
         step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
         child_id = record.child_task_id if record is not None and record.is_open else None
         if child_id is None:
-            new = new_task(agent, key=_child_key(step))
+            new = new_task(agent, key=_child_key(step), secrets=call.secrets)
             attempt.journal.runs_live()
             attempt.journal.may_have_children = True
             try:
@@ -138,9 +138,9 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
             journal.fence,
             questions.NewQuestion(
                 QuestionKind.ASK,
-                question,
+                codec.mask_text(question, call.secrets),
                 step_key=key,
-                to=to,
+                to=codec.mask_text(to, call.secrets),
                 evidence=codec.pack(codec.evidence({"wants": wanted})),
                 digest=codec.digest(body),
                 expires_at_ms=expires_at,
@@ -159,10 +159,17 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
     return await calls.perform(attempt, call, run)
 
 
-def new_task(agent: AgentCall, *, key: str | None, lane: Lane = Lane.SUBAGENT) -> admission.NewTask:
-    """An agent with its arguments as a task to admit. Raises NotSerializable with the path to what cannot be stored."""
+def new_task(
+    agent: AgentCall, *, key: str | None, lane: Lane = Lane.SUBAGENT, secrets: tuple[str, ...] = ()
+) -> admission.NewTask:
+    """An agent with its arguments as a task to admit, secrets masked.
+
+    Raises NotSerializable with the path to what cannot be stored.
+    """
     definition, options = agent.definition, agent.options
     prompt = codec.encode(bind_arguments(definition.fn, agent.args, agent.kwargs))
+    if secrets:
+        prompt = codec.mask(prompt, secrets)
     deadline_at = deadline_ms = None
     deadline = options.deadline if options.deadline is not None else definition.deadline_s
     if isinstance(deadline, int | float):
@@ -185,7 +192,7 @@ def new_task(agent: AgentCall, *, key: str | None, lane: Lane = Lane.SUBAGENT) -
         risk=definition.risk,
         resume=definition.resume,
         budget=options.budget or definition.budget,
-        tags=options.tags,
+        tags={name: codec.mask_text(text, secrets) for name, text in options.tags.items()} if secrets else options.tags,
     )
 
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
-from perdure import ambient, definitions
+from perdure import ambient, codec, definitions
 from perdure.definitions import AgentCall, Bound, ToolCall, call_of
 from perdure.errors import BadInput
 from perdure.model.step import StepKind
@@ -59,6 +59,7 @@ class Verb:
             # A decorated tool knows its risk better than the verb does.
             tool = cast("definitions.AnyTool", fn) if self.key is None else cast("Any", fn).options(key=self.key)
             return await _perform(attempt, call_of(tool, args, kwargs))
+        name = codec.mask_text(name, ambient.secrets())
         described = from_function(self.kind, fn, args, kwargs, name=name, risk=self.risk, key=self.key)
         return await calls.perform(attempt, described)
 
