@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 from perdure import codec, config
 from perdure.definitions import AgentCall, Bound, Duration, Startable, returns, seconds
 from perdure.errors import BadInput
+from perdure.following import Following
 from perdure.model.event import Event
 from perdure.model.message import Message
 from perdure.model.page import Page
@@ -24,6 +25,7 @@ from perdure.news import News
 from perdure.runtime.blocks import beside, cancelled_by
 from perdure.runtime.doubts import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Verdict
 from perdure.runtime.durable import failure, new_task
+from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.starts import agent_call, call_to_start, registry
 from perdure.runtime.worker import Worker
 from perdure.settings import Settings
@@ -34,7 +36,6 @@ from perdure.store import (
     aio,
     artifacts,
     ends,
-    events,
     messages,
     open_store,
     questions,
@@ -157,24 +158,16 @@ class TaskHandle(Generic[R]):
     async def follow(self, *, after: int = 0) -> AsyncIterator[Event]:
         """Every event after seq `after`, in order, live and across restarts; ends when the task has ended.
 
-        Streamed events of the live attempt come in between; when an attempt takes over, `task_started` tells.
+        Streamed events of the newest attempt come in between: at once when it runs on this app, else soon. When another
+        attempt takes over, `task_started` tells.
         """
-        seen = after
-        seen_row = 0
-        async for _ in self._client.watch(_nothing):
-            task = await self.info()
-            while page := await self._client.read(events.feed, self.id, after=seen):
-                for event in page:
-                    seen = event.seq
+        following = Following(self._client, self.id, after=after)
+        try:
+            while not following.is_over:
+                for event in await following.next():
                     yield event
-            for row, after_seq, packed, at in await self._client.read(
-                events.pulses, self.id, after=seen, after_row=seen_row
-            ):
-                seen_row = row
-                for one in packed:
-                    yield Event.pulse(self.id, after_seq, one["kind"], one.get("payload", {}), one.get("at", at))
-            if task.status.is_terminal and seen >= task.event_seq:
-                return
+        finally:
+            following.close()
 
     async def cancel(self, reason: str = "", *, by: str = "") -> bool:
         """End the task and its descendants. True if this call did it; it is durable then."""
@@ -227,6 +220,11 @@ class Client:
     def flags(self) -> str:
         """What a command must say to find this database; "" where it finds it anyhow. Never a password."""
         return config.flags_for(self.url)
+
+    @property
+    def pulses(self) -> PulseBuffer | None:
+        """What tasks that run on this client stream; None where it runs none."""
+        return None
 
     def use(self, url: str | None = None, *, settings: Mapping[str, object] | None = None) -> None:
         """Take another database, or put settings on top. Raises BadInput when a database is open already."""
@@ -384,6 +382,11 @@ class App(Client):
         self._notify = notify
         self._worker: Worker | None = None
 
+    @property
+    def pulses(self) -> PulseBuffer | None:
+        """What tasks that run on this app stream; None while it has no worker here."""
+        return None if self._worker is None else self._worker.pulses
+
     async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an agent as a task, here, and return its result. A second run with the same key joins the first.
 
@@ -479,7 +482,3 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _arguments(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
     return _mapping(evidence.get("arguments"))
-
-
-async def _nothing() -> None:
-    return None

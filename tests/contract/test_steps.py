@@ -427,7 +427,7 @@ def test_events_of_all_tasks_are_read_by_time_with_a_strict_cursor(world: World)
     assert paged == everything
 
 
-def test_pulses_are_of_the_live_attempt_and_a_repeated_pack_is_dropped(world: World) -> None:
+def test_pulses_are_of_the_newest_attempt_and_a_repeated_pack_is_dropped(world: World) -> None:
     claim = world.start()
     pack = packed([{"kind": "ai_streaming", "text": "he"}]).blob
 
@@ -442,8 +442,9 @@ def test_pulses_are_of_the_live_attempt_and_a_repeated_pack_is_dropped(world: Wo
     add("an earlier one", 1)
 
     found = world.store.read(events.pulses, claim.task.id, after=0)
-    assert [(after_seq, list(told)) for _, after_seq, told, _ in found] == [
-        (3, [{"kind": "ai_streaming", "text": "he"}])
-    ] * 2
+    assert [(one.after_seq, list(one.events)) for one in found] == [(3, [{"kind": "ai_streaming", "text": "he"}])] * 2
     assert world.store.read(events.pulses, claim.task.id, after=4) == []
     assert world.task(claim.task.id).event_seq == 3
+
+    world.complete(claim)
+    assert world.store.read(events.pulses, claim.task.id, after=0) == found

@@ -13,7 +13,7 @@ import pytest
 from perdure import codec
 from perdure.clock import FakeClock
 from perdure.model.event import Event, EventKind
-from perdure.runtime.pulse import PULSE_LIMIT_BYTES, Dropped, Pack, PulseBuffer
+from perdure.runtime.pulse import PULSE_LIMIT_BYTES, Dropped, Pack, PulseBuffer, Streamed
 
 
 def add(buffer: PulseBuffer, text: object, *, task: str = "t", execution: str = "e", after: int = 3) -> None:
@@ -45,8 +45,8 @@ def test_pulses_of_one_place_are_packed_into_one_row() -> None:
 
     assert (pack.task_id, pack.execution_id, pack.after_seq, pack.count) == ("t", "e", 3, 2)
     assert events(pack) == [
-        {"at": 1_000, "kind": "ai_streaming", "payload": {"text": "a"}},
-        {"at": 1_005, "kind": "ai_streaming", "payload": {"text": "b"}},
+        {"at": 1_000, "kind": "ai_streaming", "n": 0, "payload": {"text": "a"}},
+        {"at": 1_005, "kind": "ai_streaming", "n": 1, "payload": {"text": "b"}},
     ]
     assert len(buffer) == 0
 
@@ -186,7 +186,7 @@ def test_many_threads_lose_and_double_nothing() -> None:
 
 def test_a_follower_gets_each_pulse_of_its_task_at_once() -> None:
     buffer = PulseBuffer(clock=FakeClock(wall_ms=5))
-    seen: list[Event] = []
+    seen: list[Streamed] = []
     stop = buffer.subscribe("t", seen.append)
 
     add(buffer, "a")
@@ -195,27 +195,27 @@ def test_a_follower_gets_each_pulse_of_its_task_at_once() -> None:
     stop()
     add(buffer, "c")
 
-    assert seen == [Event.pulse("t", 3, "ai_streaming", {"text": "a"}, 5)]
+    assert seen == [Streamed("e", 0, Event.pulse("t", 3, "ai_streaming", {"text": "a"}, 5))]
 
 
 def test_a_follower_also_gets_what_the_store_will_not() -> None:
     buffer = PulseBuffer(1)
-    seen: list[Event] = []
+    seen: list[Streamed] = []
     buffer.subscribe("t", seen.append)
 
     add(buffer, "x" * 100_000)
     add(buffer, "b")
 
-    assert [event.payload["text"] for event in seen] == ["x" * 100_000, "b"]
+    assert [one.event.payload["text"] for one in seen] == ["x" * 100_000, "b"]
 
 
 def test_a_follower_that_raises_harms_neither_the_agent_nor_the_others() -> None:
     buffer = PulseBuffer()
-    seen: list[Event] = []
-    calls: list[Event] = []
+    seen: list[Streamed] = []
+    calls: list[Streamed] = []
 
-    def broken(event: Event) -> None:
-        calls.append(event)
+    def broken(streamed: Streamed) -> None:
+        calls.append(streamed)
         raise ValueError("my queue is full")
 
     buffer.subscribe("t", broken)

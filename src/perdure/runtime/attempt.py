@@ -132,6 +132,10 @@ class Host(Protocol):
         """Hand on a streamed event."""
         ...
 
+    async def until_streamed(self, attempt: Attempt) -> None:
+        """Store what the attempt has streamed so far, if the store can."""
+        ...
+
     def dep(self, cls: type[R]) -> R:
         """What the app's lifespan opened, by class."""
         ...

@@ -166,6 +166,7 @@ async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -
 
 async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
     """Write an end. False, and no error, when the lease is lost by now: somebody else has the task."""
+    await attempt.host.until_streamed(attempt)
     try:
         await attempt.journal.write(operation, *args, **kwargs)
     except LeaseLost:

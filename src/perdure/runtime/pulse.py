@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from perdure import codec
 from perdure.clock import Clock, SystemClock
@@ -22,7 +22,18 @@ from perdure.model.event import Event
 
 log = logging.getLogger(__name__)
 
-Follow = Callable[[Event], object]
+
+class Streamed(NamedTuple):
+    """One pulse as followers in this process get it. `number` is never given twice, so that they know it again when
+    they find it in the store, where it stands as `n`.
+    """
+
+    execution_id: str
+    number: int
+    event: Event
+
+
+Follow = Callable[[Streamed], object]
 
 # A pack below 4 KB lies whole in its row; a larger one would be cut into shared parts that nothing ever shares.
 PACK_LIMIT_BYTES: Final = 4000
@@ -35,8 +46,8 @@ _MOST_AT_ONCE: Final = 1000
 class Pack:
     """Pulses of one attempt that came after one skeleton event, as one row.
 
-    `packed` is the column: an array of objects with at, kind and payload. `number` is never used again for other
-    pulses, so that a repeated write of the same pack is recognised.
+    `packed` is the column: an array of objects with at, kind, n and payload. `number` is that of its first pulse, so
+    that a repeated write of the same pack is recognised.
     """
 
     task_id: str
@@ -86,7 +97,7 @@ class PulseBuffer:
         self._followers: dict[str, tuple[_Follower, ...]] = {}
         self._ring: Callable[[], None] | None = None
         self._ring_at = 0
-        # One count for all attempts: an attempt lives in one process, so its packs get numbers of their own.
+        # One count for all attempts: an attempt lives in one process, so its pulses get numbers of their own.
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -99,7 +110,14 @@ class PulseBuffer:
         PULSE_LIMIT_BYTES, is stored as a mark that says so; followers here get it whole. Raises nothing.
         """
         at = self._clock.now_ms()
-        pulse = _Pulse(execution_id, after_seq, _encode(at, kind, payload))
+        number = next(self._numbers)
+        pulse = _Pulse(execution_id, after_seq, number, _encode(at, kind, number, payload))
+        with self._mutex:
+            followers = self._followers.get(task_id, ())
+        if followers:
+            streamed = Streamed(execution_id, number, Event.pulse(task_id, after_seq, kind, dict(payload), at))
+            for follower in followers:  # Before it can be stored: then no follower finds it there first.
+                self._hand_over(follower, streamed)
         with self._mutex:
             waiting = self._waiting.setdefault(task_id, deque())
             if is_full := len(waiting) >= self._limit_per_task:
@@ -108,13 +126,8 @@ class PulseBuffer:
             self._count += 1
             # A full buffer keeps its level, and must not ring for each pulse while the store is down.
             ring = self._ring if self._count in (1, self._ring_at) and not is_full else None
-            followers = self._followers.get(task_id, ())
         if ring is not None:
             ring()
-        if followers:
-            event = Event.pulse(task_id, after_seq, kind, dict(payload), at)
-            for follower in followers:
-                self._hand_over(follower, event)
 
     def subscribe(self, task_id: str, callback: Follow) -> Callable[[], None]:
         """Call `callback` with each pulse of a task, at once and in the thread that adds it; returns how to stop.
@@ -153,6 +166,11 @@ class PulseBuffer:
             for loss in dropped:
                 self._count_loss(loss)
 
+    def holds(self, task_id: str) -> bool:
+        """Whether pulses of a task wait here."""
+        with self._mutex:
+            return task_id in self._waiting
+
     def has_dropped(self) -> bool:
         """Whether a loss waits to be told."""
         return bool(self._dropped)
@@ -183,17 +201,17 @@ class PulseBuffer:
 
     def _pack(self, task_id: str, pulses: Sequence[_Pulse]) -> Iterator[Pack]:
         for (execution_id, after_seq), group in itertools.groupby(pulses, _place):
-            for bodies in _portions(pulse.body for pulse in group):
-                packed = codec.pack(b"[" + b",".join(bodies) + b"]")
+            for portion in _portions(group):
+                packed = codec.pack(b"[" + b",".join([pulse.body for pulse in portion]) + b"]")
                 assert not packed.parts, "a pack is small enough to lie whole in its row"
-                yield Pack(task_id, execution_id, after_seq, next(self._numbers), packed.blob, len(bodies))
+                yield Pack(task_id, execution_id, after_seq, portion[0].number, packed.blob, len(portion))
 
-    def _hand_over(self, follower: _Follower, event: Event) -> None:
+    def _hand_over(self, follower: _Follower, streamed: Streamed) -> None:
         try:
-            follower.callback(event)
+            follower.callback(streamed)
         except Exception:
             # The agent that streams must not fail for a reader's mistake, nor the other readers.
-            log.exception("a follower of pulses raised; it gets no more", extra={"task_id": event.task_id})
+            log.exception("a follower of pulses raised; it gets no more", extra={"task_id": follower.task_id})
             self._forget(follower)
 
     def _forget(self, follower: _Follower) -> None:
@@ -241,6 +259,7 @@ class PulseFlusher:
         self._flush_s = flush_ms / 1000
         self._call_later = call_later
         self._unwritten: tuple[Pack, ...] = ()
+        self._writing = asyncio.Lock()
         self._is_failing = False
         self._is_closing = False
         self._woken = asyncio.Event()
@@ -263,6 +282,11 @@ class PulseFlusher:
         finally:
             stop_listening()
             self._ended.set()
+
+    async def until_stored(self, task_id: str) -> None:
+        """Store what a task has streamed so far, unless the store fails: what its owner writes next comes after it."""
+        if not self._is_failing and (self._buffer.holds(task_id) or self._unwritten):
+            await self._flush()
 
     async def close(self) -> int:
         """End `run` and store what is there; returns how many pulses could not be stored. May be called twice.
@@ -307,6 +331,10 @@ class PulseFlusher:
             timer.cancel()
 
     async def _flush(self) -> bool:
+        async with self._writing:
+            return await self._write_all()
+
+    async def _write_all(self) -> bool:
         if not self._unwritten:
             self._unwritten = self._buffer.take(max(self._batch, _MOST_AT_ONCE))
         try:
@@ -338,6 +366,7 @@ class PulseFlusher:
 class _Pulse:
     execution_id: str
     after_seq: int
+    number: int
     body: bytes
 
 
@@ -351,22 +380,22 @@ def _place(pulse: _Pulse) -> tuple[str, int]:
     return pulse.execution_id, pulse.after_seq
 
 
-def _encode(at: int, kind: str, payload: Mapping[str, object]) -> bytes:
+def _encode(at: int, kind: str, number: int, payload: Mapping[str, object]) -> bytes:
     # The payload apart from the rest, so that one that is too big does not take its kind along.
     body = codec.evidence(payload, limit=PULSE_LIMIT_BYTES)
-    return b'{"at":%d,"kind":%b,"payload":%b}' % (at, codec.evidence(kind[:_KIND_LIMIT]), body)
+    return b'{"at":%d,"kind":%b,"n":%d,"payload":%b}' % (at, codec.evidence(kind[:_KIND_LIMIT]), number, body)
 
 
-def _portions(bodies: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """The bodies in runs that fit into one pack."""
-    portion: list[bytes] = []
+def _portions(pulses: Iterator[_Pulse]) -> Iterator[list[_Pulse]]:
+    """The pulses in runs that fit into one pack."""
+    portion: list[_Pulse] = []
     size_bytes = 2
-    for body in bodies:
-        if portion and size_bytes + len(body) + 1 > PACK_LIMIT_BYTES:
+    for pulse in pulses:
+        if portion and size_bytes + len(pulse.body) + 1 > PACK_LIMIT_BYTES:
             yield portion
             portion, size_bytes = [], 2
-        portion.append(body)
-        size_bytes += len(body) + 1
+        portion.append(pulse)
+        size_bytes += len(pulse.body) + 1
     if portion:
         yield portion
 

@@ -73,6 +73,13 @@ class Worker:
         self.random: Random = store.ids.random()
         self._in_flight = InFlightCalls(store.clock)
         self.pulses = PulseBuffer(self.settings.pulse_kept, clock=store.clock)
+        self._flusher = PulseFlusher(
+            self.pulses,
+            write=self._write_pulses,
+            on_dropped=self._tell_dropped,
+            batch=self.settings.pulse_batch,
+            flush_ms=self.settings.pulse_flush_ms,
+        )
         self.attempts: dict[str, Attempt] = {}
         self._agents = {(one.name, one.version): one for one in agents}
         self._deps = deps
@@ -119,13 +126,6 @@ class Worker:
     async def run(self, *, ready: asyncio.Event | None = None) -> Stopped:
         """Work until `stop` is called; then hand back what can be handed back. Raises StoreError if the store fails."""
         await self._member.register(list(self._agents))
-        flusher = PulseFlusher(
-            self.pulses,
-            write=self._write_pulses,
-            on_dropped=self._tell_dropped,
-            batch=self.settings.pulse_batch,
-            flush_ms=self.settings.pulse_flush_ms,
-        )
         loop = asyncio.get_running_loop()
         unlisten = self.store.database.listen(lambda: _ring(loop, self._hinted))
         loops = [
@@ -136,7 +136,7 @@ class Worker:
                 ("sweep", self._sweeper.run()),
                 ("tell", self._sweeper.tell_always()),
                 ("look", self._steadily(self._lookout.watch)),
-                ("pulse", flusher.run()),
+                ("pulse", self._flusher.run()),
             )
         ]
         if ready is not None:
@@ -159,7 +159,7 @@ class Worker:
             if self._running:  # An agent that swallows its cancellation must not keep the worker from ending.
                 await asyncio.wait(self._running, timeout=_UNWIND_S)
             with suppress(StoreError):
-                await flusher.close()
+                await self._flusher.close()
             await self._member.leave()
         return self.stopped
 
@@ -335,6 +335,10 @@ class Worker:
             kind=kind,
             payload=payload,
         )
+
+    async def until_streamed(self, attempt: Attempt) -> None:
+        """Store what the attempt has streamed: whoever follows it misses nothing when it ends."""
+        await self._flusher.until_stored(attempt.task.id)
 
     def dep(self, cls: type[T]) -> T:
         """What the app's lifespan opened, by class."""

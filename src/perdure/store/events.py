@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.model.event import Event
@@ -53,12 +53,20 @@ def add_pulses(tx: Transaction, task_id: str, *, execution_id: str, after_seq: i
     tx.run(Q.insert_pulses, id=task_id, execution_id=execution_id, after_seq=after_seq, number=number, events=packed)
 
 
-def pulses(
-    tx: Transaction, task_id: str, *, after: int, after_row: int = 0, limit: int = 100
-) -> list[tuple[int, int, Sequence[Mapping[str, Any]], int]]:
-    """Packs of the live attempt that came at or after skeleton event `after`: (row, after_seq, events, at)."""
+class StoredPulses(NamedTuple):
+    """A pack of streamed events: its row, and the skeleton event they came after."""
+
+    row: int
+    after_seq: int
+    events: Sequence[Mapping[str, Any]]
+    at: int
+    execution_id: str
+
+
+def pulses(tx: Transaction, task_id: str, *, after: int, after_row: int = 0, limit: int = 100) -> list[StoredPulses]:
+    """Packs of the newest attempt that came at or after skeleton event `after`, in the order of their rows."""
     rows = tx.all(Q.pulses, id=task_id, after=after, after_row=after_row, limit=limit)
-    return [(row[0], row[1], payloads.plain(tx, row[2]), row[3]) for row in rows]
+    return [StoredPulses(row[0], row[1], payloads.plain(tx, row[2]), *row[3:]) for row in rows]
 
 
 def _event(tx: Transaction, task_id: str, row: tuple[Any, ...]) -> Event:

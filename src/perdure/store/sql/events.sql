@@ -55,10 +55,11 @@ WHERE t.id = :id
 ON CONFLICT DO NOTHING
 
 -- name: pulses
--- Of the live attempt only: after a restart its followers drop what the earlier one had streamed.
-SELECT p.n, p.after_seq, p.events, p.at
+-- Of the newest attempt only: after a restart its followers drop what the earlier one had streamed.
+SELECT p.n, p.after_seq, p.events, p.at, p.execution_id
 FROM pulses p
 JOIN tasks t ON t.n = p.task
-WHERE t.id = :id AND p.execution_id = t.execution_id AND p.after_seq >= :after AND p.n > :after_row
+JOIN attempts a ON a.task = t.n AND a.number = t.attempt
+WHERE t.id = :id AND p.execution_id = a.execution_id AND p.after_seq >= :after AND p.n > :after_row
 ORDER BY p.n
 LIMIT :limit
