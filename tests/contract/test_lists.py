@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import BadInput, NotFound
-from perdure.model.task import Task
+from perdure.model.task import Mode, Task
 from perdure.store import admission, ends, sessions, task_lists
 from perdure.store.task_lists import Cursor
 from tests.world import World, ids, new_task
@@ -170,6 +170,17 @@ def test_children_are_listed_oldest_first(world: World) -> None:
 
     assert world.store.read(task_lists.children, root.task.id) == children
     assert world.store.read(task_lists.children, children[0].id) == []
+
+
+def test_open_children_in_the_foreground_are_found_however_many_others_there_are(world: World) -> None:
+    root = world.start()
+    world.end(world.spawn(root, "cancelled").id, "cancel")
+    world.multiply("tasks", {"id": "'task-' || k", "idempotency_key": "'key-' || k"}, 300)  # of the cancelled one
+    world.clock.advance(1)
+    world.spawn(root, "elsewhere", mode=Mode.BACKGROUND)
+    last = world.spawn(root, "last")
+
+    assert world.store.read(task_lists.open_foreground_children, root.task.id) == [last.id]
 
 
 def test_tasks_are_counted_where_they_stand(world: World) -> None:

@@ -65,6 +65,49 @@ async def test_a_result_within_the_grace_time_counts(house: Theatre) -> None:
     assert await house.run(host) == "half of it"
 
 
+@pytest.mark.parametrize("is_background", [True, False])
+async def test_a_result_within_the_grace_time_counts_unless_a_child_is_still_waited_for(
+    house: Theatre, is_background: bool
+) -> None:
+    left: list[asyncio.Task[None]] = []
+
+    @perdure.agent
+    async def child(seconds: float) -> None:
+        await perdure.sleep(seconds)
+
+    @perdure.agent(deadline=60)
+    async def host() -> str:
+        await perdure.gather(*(child.options(key=str(number))(0.1) for number in range(200)))
+        left.append(asyncio.ensure_future(child.options(background=is_background)(1000)))
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            return "half of it"
+        return "never"
+
+    await house.hire(host, child)
+    task = await house.client.start(host)
+    found = await house.until_status(task, "completed", "timed_out")
+
+    assert found.status == ("completed" if is_background else "timed_out")
+
+
+@pytest.mark.parametrize("settings", [Settings(sweep_s=0.5, poll_ms=500, payload_limit_bytes=1024)])
+async def test_a_result_above_the_limit_does_not_count_within_the_grace_time_either(house: Theatre) -> None:
+    @perdure.agent(deadline=60)
+    async def host() -> str:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            return "x" * 2000
+        return "never"
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    with pytest.raises(perdure.TaskTimedOut):
+        await task.result()
+
+
 async def test_an_agent_that_will_not_end_is_timed_out_after_the_grace_time(house: Theatre) -> None:
     ended = asyncio.Event()
 

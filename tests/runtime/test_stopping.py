@@ -369,3 +369,26 @@ async def test_a_budget_holds_for_calls_that_begin_at_once(house: Theatre) -> No
 
     assert await house.play(host) == 7
     assert len(made) == 3
+
+
+async def test_an_agent_that_is_set_aside_is_told_once_also_when_its_deadline_passes_meanwhile(house: Theatre) -> None:
+    told: list[float] = []
+
+    @perdure.agent(deadline=2)
+    async def host() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            ends = house.loop.time() + 5
+            while house.loop.time() < ends:
+                try:
+                    await asyncio.sleep(0.1)
+                except asyncio.CancelledError:
+                    told.append(house.loop.time())
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until_status(task, "running")
+    await house.dismiss(actor)
+
+    assert told == []

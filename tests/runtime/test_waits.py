@@ -356,6 +356,28 @@ async def test_children_that_nobody_awaited_are_joined_before_the_task_ends(hous
     assert house.loop.time() >= 100
 
 
+async def test_a_child_behind_hundreds_of_others_is_joined_too(house: Theatre) -> None:
+    left: list[asyncio.Task[Any]] = []
+
+    @perdure.agent
+    async def child(number: int) -> int:
+        await perdure.sleep(100 if number == 200 else 0.1)
+        return number
+
+    @perdure.agent
+    async def host() -> str:
+        await perdure.gather(*(child(number) for number in range(200)))
+        left.append(asyncio.ensure_future(child(200)))
+        await asyncio.sleep(1)
+        return "host"
+
+    await house.hire(host, child)
+    task = await house.client.start(host)
+
+    assert await task.result() == "host"
+    assert {one.status for one in house.every_task()} == {"completed"}
+
+
 @pytest.mark.parametrize("settings", [FORGETFUL])
 async def test_joining_children_can_be_set_aside_too(house: Theatre) -> None:
     left: list[asyncio.Task[Any]] = []

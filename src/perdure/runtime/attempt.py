@@ -244,8 +244,11 @@ class Attempt:
         return (None, error) if error is not None else (running.result(), None)
 
     def stop(self, reason: Stop) -> None:
-        """End the attempt from outside. The first reason stands; losing the lease overrides it."""
-        if self.stopping is reason and reason is not Stop.LOST:
+        """End the attempt from outside. The first reason stands; losing the lease overrides it.
+
+        Its agent is cancelled once, and again only when no time is left to end well: INTERRUPT, LOST.
+        """
+        if self.stopping is not None and reason not in (Stop.INTERRUPT, Stop.LOST):
             return  # Its agent has been told once; a second cancellation would cut what it does to end well.
         if self.stopping is None or reason is Stop.LOST:
             self.stopping = reason

@@ -18,7 +18,7 @@ from perdure import codec
 from perdure.definitions import returns
 from perdure.errors import Damaged, IllegalTransition, InvariantError, LeaseLost, NotSerializable
 from perdure.model.step import Note, NoteKind
-from perdure.model.task import Mode, Wait, WaitKind
+from perdure.model.task import Wait, WaitKind
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
 from perdure.runtime import doubts, stand_ins
 from perdure.store import ends, task_lists, tasks
@@ -35,8 +35,7 @@ async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None
     stored = b""
     if error is None:
         try:
-            limit = attempt.host.settings.payload_limit_bytes
-            stored, _ = codec.roundtrip(value, annotation=returns(attempt.definition.fn), limit=limit)
+            stored = _as_result(attempt, value)
         except NotSerializable as refused:
             error = refused
     if error is not None:
@@ -45,6 +44,13 @@ async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None
     await _join_children(attempt)
     await _settle_doubts(attempt)
     await _complete(attempt, stored)
+
+
+def _as_result(attempt: Attempt, value: Any) -> bytes:
+    """What the agent returned, as it is stored. Raises NotSerializable."""
+    limit = attempt.host.settings.payload_limit_bytes
+    stored, _ = codec.roundtrip(value, annotation=returns(attempt.definition.fn), limit=limit)
+    return stored
 
 
 async def end_stopped(attempt: Attempt, value: Any, error: BaseException | None) -> None:
@@ -123,11 +129,9 @@ async def _join_children(attempt: Attempt) -> None:
     """Wait for children that were started and not awaited: a task does not end before those it waits for."""
     if not attempt.journal.may_have_children:
         return
-    found = await attempt.journal.read(task_lists.children, attempt.task.id)
-    still = tuple(t.id for t in found if t.mode is Mode.FOREGROUND and not t.status.is_terminal)
-    if still:
+    while still := await attempt.journal.read(task_lists.open_foreground_children, attempt.task.id):
         async with attempt.waits.call():
-            await attempt.waits.until(Wait(WaitKind.CHILDREN, still))
+            await attempt.waits.until(Wait(WaitKind.CHILDREN, tuple(still)))
 
 
 async def _settle_doubts(attempt: Attempt) -> None:
@@ -151,11 +155,11 @@ async def _in_call(attempt: Attempt, settling: Any) -> None:
 async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -> None:
     """Its deadline is over. An agent that has used the grace time to return in good order still counts."""
     journal = attempt.journal
-    left = await journal.read(task_lists.children, attempt.task.id)
-    is_whole = not attempt.intents and not journal.records.in_doubt() and all(t.status.is_terminal for t in left)
+    left = await journal.read(task_lists.open_foreground_children, attempt.task.id, limit=1)
+    is_whole = not (attempt.intents or journal.records.in_doubt() or left)
     if error is None and not attempt.is_ending and is_whole:
         try:
-            stored, _ = codec.roundtrip(value, annotation=returns(attempt.definition.fn))
+            stored = _as_result(attempt, value)
         except NotSerializable:
             stored = b""
         if stored:

@@ -88,6 +88,11 @@ def children(tx: Transaction, task_id: str, *, limit: int = 200) -> list[Task]:
     return [task_from_row(row) for row in tx.all(Q.children, parent_task_id=task_id, limit=limit)]
 
 
+def open_foreground_children(tx: Transaction, task_id: str, *, limit: int = 200) -> list[str]:
+    """Children that a task must wait for before it may end, oldest first; empty when there is none."""
+    return [row[0] for row in tx.all(Q.open_foreground_children, parent_task_id=task_id, limit=limit)]
+
+
 def attempts(tx: Transaction, task_id: str) -> list[Attempt]:
     """Every execution of a task, oldest first."""
     return [Attempt.from_row(row) for row in tx.all(Q.attempts, id=task_id)]

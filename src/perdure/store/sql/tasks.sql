@@ -123,6 +123,13 @@ WHERE t.parent_task_id = :parent_task_id
 ORDER BY t.created_at, t.id
 LIMIT :limit
 
+-- name: open_foreground_children
+SELECT t.id
+FROM tasks t
+WHERE t.parent_task_id = :parent_task_id AND t.mode = 'foreground' AND t.status IN ({set:task.open})
+ORDER BY t.created_at, t.id
+LIMIT :limit
+
 -- name: count_open_children
 SELECT count(*)
 FROM tasks t
