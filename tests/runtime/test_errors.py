@@ -289,3 +289,27 @@ async def test_memory_that_runs_out_in_a_tool_fails_the_task_and_frees_its_slot(
 
     assert await house.run(next_one) == "ran"
     assert {house.outcome(task)[1] for task in tasks} == {"MemoryError"}
+
+
+@pytest.mark.parametrize("mine", [ConnectionError, ValueError])
+async def test_a_branch_that_the_agent_cancelled_hides_no_error_of_another_one(
+    house: Theatre, mine: type[Exception]
+) -> None:
+    runs: list[int] = []
+
+    async def fail() -> None:
+        raise mine("of this branch")
+
+    @perdure.agent
+    async def host() -> None:
+        runs.append(1)
+        idle = asyncio.ensure_future(asyncio.sleep(1e6))
+        idle.cancel()
+        await perdure.gather(fail(), idle)
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    with pytest.raises(perdure.TaskFailed, match="2 of 2 failed"):
+        await task.result()
+
+    assert len(runs) == (4 if mine is ConnectionError else 1)

@@ -172,6 +172,21 @@ async def test_gather_hands_errors_back_if_asked_even_ones_that_count_as_false()
     assert [type(one) for one in found] == [Empty, str]
 
 
+async def test_a_branch_that_was_cancelled_is_one_failure_among_the_others() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def fail() -> None:
+        raise ValueError("mine")
+
+    found = await perdure.gather(writer("a"), cancelled(), return_exceptions=True)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await perdure.gather(fail(), cancelled(), writer("a"))
+
+    assert isinstance(found[1], asyncio.CancelledError)
+    assert [type(one) for one in raised.value.exceptions] == [ValueError, asyncio.CancelledError]
+
+
 async def test_a_cancelled_gather_takes_its_branches_along() -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 

@@ -108,9 +108,7 @@ async def _fail(attempt: Attempt, exc: BaseException) -> None:
     journal, task = attempt.journal, attempt.task
     error = stand_ins.describe(exc)
     policy = RetryPolicy(retries=attempt.definition.retries)
-    # Nobody has stopped it, so the agent cancelled itself: that says nothing about another try.
-    kind = ErrorClass.UNKNOWN if isinstance(exc, asyncio.CancelledError) else classify(exc)
-    if attempt.is_final(exc) or not should_retry(policy, kind, task.failures):
+    if attempt.is_final(exc) or not should_retry(policy, _class_of(exc), task.failures):
         notes = journal.take_notes()
         await _write(attempt, ends.fail, journal.fence, error, notes=notes, risk_seen=journal.risk_seen)
         return
@@ -123,6 +121,16 @@ async def _fail(attempt: Attempt, exc: BaseException) -> None:
         error=error,
         rerun_steps=sorted({index for index, is_final in attempt.raised(exc) if not is_final and index >= 0}),
     )
+
+
+def _class_of(exc: BaseException) -> ErrorClass:
+    """Whether another try may help. Nobody has stopped the agent, so a cancellation was its own: that says nothing."""
+    if isinstance(exc, asyncio.CancelledError):
+        return ErrorClass.UNKNOWN
+    if isinstance(exc, BaseExceptionGroup):
+        _, failed = exc.split(asyncio.CancelledError)
+        return ErrorClass.UNKNOWN if failed is None else classify(failed)
+    return classify(exc)
 
 
 async def _join_children(attempt: Attempt) -> None:

@@ -157,7 +157,7 @@ async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = Fa
     """Run everything at once, wait for all, and return the results in order.
 
     If any failed, raises an ExceptionGroup of what failed, after all have ended; with `return_exceptions` errors
-    stand among the results.
+    stand among the results. A branch that was cancelled has failed by CancelledError: then it is a BaseExceptionGroup.
     """
     group = object()
     loop = asyncio.get_running_loop()
@@ -179,12 +179,20 @@ async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = Fa
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-    if any(task.cancelled() for task in tasks):
-        raise asyncio.CancelledError
-    errors = [error for task in tasks if (error := task.exception()) is not None]
+    if (attempt := here()) is not None and any(task.cancelled() for task in tasks):
+        attempt.check()  # What ends the attempt cancels its branches; that is no failure of theirs.
+    ends = [(task, _error_of(task)) for task in tasks]
+    errors = [error for _, error in ends if error is not None]
     if errors and not return_exceptions:
         raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} failed", errors)
-    return [task.result() if task.exception() is None else task.exception() for task in tasks]
+    return [task.result() if error is None else error for task, error in ends]
+
+
+def _error_of(task: asyncio.Future[Any]) -> BaseException | None:
+    try:
+        return task.exception()
+    except asyncio.CancelledError as cancelled:
+        return cancelled
 
 
 def _is_child(awaitable: object) -> bool:

@@ -90,7 +90,8 @@ def gather(*aws: Bound[Any], return_exceptions: bool = False) -> list[Any]:
     """Run bound calls (`tool.bind(…)`, `agent.bind(…)`) at once, each in a thread that carries the task.
 
     Waits for all and returns the results in order. If any failed, raises an ExceptionGroup of what failed, after all
-    have ended; with `return_exceptions` errors stand among the results.
+    have ended; with `return_exceptions` errors stand among the results. A call that was cancelled has failed by
+    CancelledError: then it is a BaseExceptionGroup.
     """
     for one in aws:
         if not isinstance(one, Bound):
