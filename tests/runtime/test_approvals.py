@@ -232,3 +232,33 @@ async def test_risk_may_depend_on_the_arguments(house: Theatre) -> None:
     assert await task.result() == [1, 1000]
     assert [one.risk for one in house.steps(task)] == ["low", "critical"]
     assert house.row(task).risk_seen == "critical"
+
+
+@pytest.mark.parametrize("risk", ["low", "medium"])
+async def test_a_yes_allows_one_try_of_the_task_and_the_next_one_asks_again(house: Theatre, risk: str) -> None:
+    done: list[int] = []
+
+    @perdure.tool(risk=risk, idempotent=True, approve=True, retries=1)
+    async def look(x: int) -> int:
+        done.append(x)
+        if len(done) < 4:
+            raise ConnectionError("reset")
+        return x
+
+    @perdure.agent
+    async def host() -> int:
+        return await look(7)
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    first = await house.question()
+    await first.approve(by="ana")
+    second = await house.question()
+    done_before = list(done)
+    await second.approve(by="ben")
+
+    assert await task.result() == 7
+    assert first.id != second.id
+    assert done_before == [7, 7]  # The call's own retry is still the call that was allowed.
+    spent = [(await house.client.question(one.id)).row.spent_at for one in (first, second)]
+    assert None not in spent

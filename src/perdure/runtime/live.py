@@ -53,7 +53,8 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
             await journal.begin(step, question_id=approval_id)
         await until_may_start(attempt, step)
         begun = True
-    return await run_begun(attempt, call, step, begun=begun)
+        approval_id = None  # Used up by the intent that it allowed; without one, by the outcome.
+    return await run_begun(attempt, call, step, begun=begun, question_id=approval_id)
 
 
 async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
@@ -67,8 +68,10 @@ async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
         raise
 
 
-async def run_begun(attempt: Attempt, call: Call, step: steps.NewStep, *, begun: bool = True) -> Any:
-    """Run the function now; its intent is on record where its risk wants that."""
+async def run_begun(
+    attempt: Attempt, call: Call, step: steps.NewStep, *, begun: bool = True, question_id: str | None = None
+) -> Any:
+    """Run the function now; its intent is on record where its risk wants that. The outcome uses up `question_id`."""
     acting = attempt.as_run_here(call)
     attempt.journal.runs_live()
     told = ambient.Scope(attempt, step.key)
@@ -79,8 +82,10 @@ async def run_begun(attempt: Attempt, call: Call, step: steps.NewStep, *, begun:
         except _Cut as cut:
             raise InDoubt(step, str(cut)) from cut.__cause__
         except Exception as exc:  # noqa: BLE001  # Whatever a tool raises is its outcome.
-            await fail_call(attempt, call, step, exc, begun=begun, usage=usage_told(told, None))
-        return await complete_call(attempt, call, step, value, begun=begun, usage=usage_told(told, value))
+            usage = usage_told(told, None)
+            await fail_call(attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id)
+        usage = usage_told(told, value)
+        return await complete_call(attempt, call, step, value, begun=begun, usage=usage, question_id=question_id)
     finally:
         call.is_running = False
 
