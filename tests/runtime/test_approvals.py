@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -235,7 +236,7 @@ async def test_risk_may_depend_on_the_arguments(house: Theatre) -> None:
 
 
 @pytest.mark.parametrize("risk", ["low", "medium"])
-async def test_a_yes_allows_one_try_of_the_task_and_the_next_one_asks_again(house: Theatre, risk: str) -> None:
+async def test_a_yes_allows_one_try_of_the_task_and_the_next_one_asks_again(house: Theatre, risk: Any) -> None:
     done: list[int] = []
 
     @perdure.tool(risk=risk, idempotent=True, approve=True, retries=1)

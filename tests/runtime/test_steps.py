@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -343,3 +344,29 @@ async def test_reconcile_works_on_what_the_lifespan_opened(house: Theatre, ledge
     await house.hire(host, deps=[Bank()])
 
     assert await task.result() == "found True"
+
+
+async def test_a_medium_call_that_runs_again_is_held_by_the_attempt_that_runs_it(house: Theatre) -> None:
+    started: list[int] = []
+
+    @perdure.tool(risk="medium", idempotent=True)
+    async def put(n: int) -> int:
+        started.append(n)
+        await asyncio.sleep(1e6 if len(house.actors) == 1 else 100)
+        return n
+
+    @perdure.agent
+    async def host() -> int:
+        return await put(7)
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: len(started) == 1)
+    house.kill(first)
+    await house.hire(host)
+    await house.until(lambda: len(started) == 2)
+
+    (held,) = house.steps(task, "put")
+    assert (held.attempt, held.outcome) == (2, None)
+    assert house.kinds(task).count("call_run_again") == 1
+    assert await task.result() == 7

@@ -198,16 +198,15 @@ async def _record_result(attempt: Attempt, matter: _Matter, value: Any, question
 
 async def _run_again(attempt: Attempt, matter: _Matter, question: Question | None) -> Any:
     """Run a call that did not happen. From here on this attempt holds it, and the answer is used up."""
-    call, step, journal = matter.call, matter.step, attempt.journal
+    call, step = matter.call, matter.step
     if not matter.may_run:
         await _settle_inside(attempt, step)
         await live.fail_call(
             attempt, call, step, NotApplied("it did not happen"), begun=True, question_id=_id(question)
         )
     await attempt.host.until_may_call()
-    await journal.write(steps.begin_again, journal.fence, step.key, step.try_number, question_id=_id(question))
+    await live.take_over(attempt, step, question_id=_id(question))
     matter.held_by = attempt.task.attempt
-    attempt.host.in_flight.forget(attempt.task.id, step.key)
     await live.until_may_start(attempt, step)
     return await live.run_begun(attempt, call, step)
 

@@ -49,12 +49,21 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         await attempt.host.until_may_call()
         # Known before it is written: a branch that is cancelled meanwhile leaves it on record all the same.
         attempt.intents[key] = call, step
-        if not begun:
+        if begun:
+            await take_over(attempt, step, question_id=None)
+        else:
             await journal.begin(step, question_id=approval_id)
         await until_may_start(attempt, step)
         begun = True
         approval_id = None  # Used up by the intent that it allowed; without one, by the outcome.
     return await run_begun(attempt, call, step, begun=begun, question_id=approval_id)
+
+
+async def take_over(attempt: Attempt, step: steps.NewStep, *, question_id: str | None) -> None:
+    """This attempt holds from here on a call that another one had begun; the answer that allows it is used up."""
+    journal = attempt.journal
+    await journal.write(steps.begin_again, journal.fence, step.key, step.try_number, question_id=question_id)
+    attempt.host.in_flight.forget(attempt.task.id, step.key)
 
 
 async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
