@@ -256,6 +256,57 @@ async def test_a_group_with_one_final_error_is_final(house: Theatre) -> None:
     assert len(house.attempts(task)) == 1
 
 
+@pytest.mark.parametrize("how", ["cause", "cause of the cause", "cause in a group"])
+async def test_an_error_raised_from_a_final_one_is_final(house: Theatre, how: str) -> None:
+    @perdure.tool
+    async def act() -> None:
+        raise ConnectionError("high")
+
+    @perdure.agent
+    async def host() -> None:
+        try:
+            await act()
+        except ConnectionError as error:
+            wrapped = RuntimeError("could not act")
+            wrapped.__cause__ = error
+            match how:
+                case "cause":
+                    raise wrapped from error
+                case "cause of the cause":
+                    raise RuntimeError("gave up") from wrapped
+                case _:
+                    raise ExceptionGroup("several", [wrapped]) from None
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    with pytest.raises(perdure.TaskFailed):
+        await task.result()
+
+    assert len(house.attempts(task)) == 1
+
+
+async def test_what_fails_while_a_final_error_is_handled_is_tried_again(house: Theatre) -> None:
+    calls = Calls()
+    down = flaky(calls, "down")
+
+    @perdure.tool
+    async def act() -> None:
+        raise ConnectionError("high")
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            await act()
+        except ConnectionError:
+            return await down()
+        return "never"
+
+    await house.hire(host)
+
+    assert await house.run(host) == "down"
+    assert calls.count("down") == 2
+
+
 async def test_a_wait_that_ran_out_waits_anew_on_the_next_try(house: Theatre) -> None:
     @perdure.agent
     async def host() -> Any:

@@ -357,11 +357,25 @@ class Attempt:
         return id(exc) in self._stand_ins
 
     def is_final(self, exc: BaseException) -> bool:
-        """Whether doing the task again would end the same way."""
-        if isinstance(exc, BaseExceptionGroup):
-            return any(self.is_final(one) for one in exc.exceptions)
-        known = self._stand_ins.get(id(exc))
-        return known[2] if known is not None else stand_ins.is_final(exc)
+        """Whether doing the task again would end the same way: by this error, by what caused it, or in its group.
+
+        The mere context of an error says nothing: the agent had caught that, and may come further next time.
+        """
+        seen: set[int] = set()
+        todo: list[BaseException | None] = [exc]
+        while todo:
+            one = todo.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            known = self._stand_ins.get(id(one))
+            if known[2] if known is not None else stand_ins.is_final(one):
+                return True
+            if known is None:
+                todo.append(one.__cause__)
+            if isinstance(one, BaseExceptionGroup):
+                todo += one.exceptions
+        return False
 
     # -- what agent code does -----------------------------------------------------------------------
 
