@@ -342,3 +342,18 @@ async def test_a_store_that_was_away_for_a_moment_costs_the_attempt_and_not_the_
     assert await task.result() == "seen"
     assert not actor.running.done()
     assert len(house.attempts(task)) == 2
+
+
+@pytest.mark.parametrize("order", [("9", "10"), ("10", "9")])
+async def test_a_task_without_a_version_is_run_by_the_one_declared_last(house: Theatre, order: tuple[str, str]) -> None:
+    def of(version: str) -> perdure.Agent[[], str]:
+        @perdure.agent(name="lead", version=version)
+        async def lead() -> str:
+            return version
+
+        return lead
+
+    await house.hire(*(of(version) for version in order))
+    task = await house.client.start("lead")
+
+    assert await task.result() == order[-1]

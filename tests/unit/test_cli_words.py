@@ -12,6 +12,7 @@ import pytest
 import perdure
 from perdure.cli.arguments import accept, read_arguments
 from perdure.cli.moments import parse_since
+from perdure.cli.opening import _agent_of
 from perdure.definitions import AgentDefinition, definition_of
 from perdure.errors import BadInput
 
@@ -126,3 +127,16 @@ def test_a_date_is_its_beginning_in_local_time_and_a_zone_is_kept() -> None:
 def test_what_is_no_instant_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is no instant"):
         parse_since(text, now_ms=NOW_MS)
+
+
+def test_an_agent_named_without_a_version_is_the_one_declared_last() -> None:
+    def of(version: str) -> perdure.Agent[[], None]:
+        @perdure.agent(name="lead", version=version)
+        async def lead() -> None:
+            return None
+
+        return lead
+
+    app = perdure.App("memory:", agents=[of("9"), of("10")])
+
+    assert _agent_of(app, "lead", "here").version == "10"

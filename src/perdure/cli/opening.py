@@ -142,12 +142,12 @@ def _app_beside(target: str, agent: AgentDefinition, found: Any, db: str | None)
 
 
 def _agent_of(app: App, name: str, where: str) -> AgentDefinition:
-    """The newest version of an agent."""
+    """The version of an agent that was declared last."""
     found = [one for (known, _), one in app.agents.items() if known == name]
     if not found:
         names = ", ".join(sorted({known for known, _ in app.agents}))
         raise BadInput(f"the app of {where} has no agent {name}; it has {names}", field="agent")
-    return max(found, key=lambda one: one.version)
+    return found[-1]
 
 
 def _only_agent(app: App, target: str) -> AgentDefinition:

@@ -284,7 +284,8 @@ class Worker:
         return 1
 
     def _newest(self, agent: str) -> AgentDefinition:
-        return max((one for (name, _), one in self._agents.items() if name == agent), key=lambda one: one.version)
+        """The version of an agent that was declared last. Versions are texts of the user's own, without an order."""
+        return [one for (name, _), one in self._agents.items() if name == agent][-1]
 
     async def _until_work(self) -> None:
         """Until a hint, the poll interval, or the moment at which a pending task becomes due."""
