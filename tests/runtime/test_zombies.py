@@ -284,7 +284,10 @@ async def test_proven_dead_before_the_answer_the_call_runs_again_at_once(house: 
     assert house.loop.time() - before < 2
 
 
-async def test_reconcile_is_asked_again_when_the_worker_outlived_its_word(house: Theatre, place: Place) -> None:
+@pytest.mark.parametrize(("dies", "times"), [(False, 1), (True, 2)])
+async def test_reconcile_is_asked_once_more_when_the_worker_outlived_its_word_and_left_none(
+    house: Theatre, place: Place, dies: bool, times: int
+) -> None:
     asked: list[float] = []
 
     async def find(_doubt: perdure.Doubt) -> perdure.Verdict[str]:
@@ -307,10 +310,14 @@ async def test_reconcile_is_asked_again_when_the_worker_outlived_its_word(house:
     await taken_over(house, task, host)
     await house.until(lambda: asked)
     await asyncio.sleep(30)
-    thaw(place, first)
+    if dies:
+        house.kill(first)
+    else:
+        thaw(place, first)
 
     assert await task.result() in ("paid", "found")
     assert place.done == [2]
+    assert len(asked) == times
 
 
 async def test_a_zombie_claims_nothing_under_the_identity_it_has_lost(house: Theatre, place: Place) -> None:

@@ -146,7 +146,7 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
     while True:
         gone = await zombies.look(attempt, step.key, matter.held_by)
         question = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.STEP_IN_DOUBT, step.key)
-        reconciled = ""  # Once there is a question, reconcile has had its word.
+        reconciled = ""  # While there is a question that counts, reconcile has had its word.
         if question is None:
             if gone is not None and gone.word is not None and gone.word.kind is not steps.WordKind.CUT_OFF:
                 return await _act_on_word(attempt, matter, gone.word, None)
@@ -250,7 +250,11 @@ async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
 
 
 async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
-    """Ask the tool's own `reconcile`, once. A critical call is never settled by a machine."""
+    """Ask the tool's own `reconcile`. A critical call is never settled by a machine.
+
+    One attempt asks it once, and once more when the call's holder has outlived what was said and left no word of its
+    own: what held true while it lived may no longer do so. What is said after its end stands.
+    """
     call = matter.call
     if call.reconcile is None or call.risk is Risk.CRITICAL:
         return Verdict(UNKNOWN)
