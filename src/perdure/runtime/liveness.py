@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from perdure.clock import Clock
 from perdure.errors import BadInput, InvariantError, StoreError
 from perdure.model.instance import Instance
+from perdure.store.filesystem import make_private
 
 log = logging.getLogger(__name__)
 
@@ -372,17 +372,10 @@ def _private_folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "perdure" if runtime else Path(tempfile.gettempdir()) / f"perdure-{os.geteuid()}-live"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = os.lstat(folder)
-        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if is_ours and found.st_mode & 0o077:
-            folder.chmod(0o700)
+        make_private(folder)
     except OSError as error:
-        raise StoreError(_no_folder(folder, error.strerror or type(error).__name__)) from error
-    if not is_ours:
-        raise StoreError(_no_folder(folder, "it is not a folder of this user"))
+        raise StoreError(
+            f"{folder} cannot keep the locks of workers: {error.strerror or type(error).__name__}. "
+            "Point XDG_RUNTIME_DIR or TMPDIR to a folder of your own."
+        ) from error
     return folder
-
-
-def _no_folder(folder: Path, why: str) -> str:
-    return f"{folder} cannot keep the locks of workers: {why}. Point XDG_RUNTIME_DIR or TMPDIR to a folder of your own."

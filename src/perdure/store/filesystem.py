@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,28 @@ def create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only we can read, or close one of ours. Raises OSError where it is not a folder of ours.
+
+    For a predictable place where everybody may write: who makes the name first could lead us anywhere by a link.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it is not a folder of this user", str(folder))
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder of ours, no link, that nobody else may enter."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def file_system(folder: Path, *, mounts: str | None = None) -> str:

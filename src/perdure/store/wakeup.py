@@ -2,6 +2,9 @@
 
 A hint can be lost and says nothing but "look": the tables are the truth and everybody also polls. Each listening
 process binds a socket in a folder that belongs to the database; a sender writes one byte to each.
+
+The folder has a predictable name in a place where everybody may write. Nothing is read, written or deleted there
+unless the folder is ours alone.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ import hashlib
 import os
 import secrets
 import socket
+import stat
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from perdure.store.filesystem import is_private, make_private
 
 
 class Listeners:
@@ -67,8 +74,8 @@ class Wakeup:
     def tell(self) -> None:
         """Ring here and in every other process that listens."""
         self._listeners.ring()
-        if self._folder is None:
-            return
+        if self._folder is None or not (is_private(self._folder.parent) and is_private(self._folder)):
+            return  # Nobody has ever listened, or the name leads to where somebody else wants us.
         try:
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -77,7 +84,7 @@ class Wakeup:
                 if self._folder / name != self._bound:
                     self._send(self._sender, self._folder / name)
         except OSError:
-            return  # Nobody has ever listened, or the system gives no socket: polling finds everything.
+            return  # The system gives no socket, or the folder went meanwhile: polling finds everything.
 
     def close(self) -> None:
         """Stop listening."""
@@ -98,17 +105,22 @@ class Wakeup:
         except BlockingIOError:
             return  # Its buffer is full: it has hints enough.
         except (ConnectionRefusedError, FileNotFoundError):
-            other.unlink(missing_ok=True)  # Its process is gone.
+            _delete_socket(other)  # Its process is gone.
 
     def _bind(self) -> None:
         assert self._folder is not None
+        bound = self._folder / secrets.token_hex(4)
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            bound = self._folder / secrets.token_hex(4)
+            make_private(self._folder.parent)
+            make_private(self._folder)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            listener.bind(str(bound))
         except OSError:
             return  # No place for sockets: polling alone finds everything.
+        try:
+            listener.bind(str(bound))
+        except OSError:
+            listener.close()  # Its path is too long, for one.
+            return
         self._socket, self._bound = listener, bound
         threading.Thread(target=self._receive, args=(listener,), name="perdure-wake", daemon=True).start()
 
@@ -122,7 +134,14 @@ class Wakeup:
             self._listeners.ring()
 
 
+def _delete_socket(path: Path) -> None:
+    """Delete what nobody listens at. A plain file refuses a connection too, and is none of ours."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            path.unlink()
+
+
 def _folder(path: Path) -> Path:
     # A socket's path must be shorter than about 100 bytes, so it cannot lie beside a deep database file.
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / name
+    return Path(tempfile.gettempdir()) / f"perdure-{os.geteuid()}" / name
