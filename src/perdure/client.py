@@ -17,7 +17,7 @@ from perdure.errors import BadInput
 from perdure.following import Following
 from perdure.model.event import Event
 from perdure.model.message import Message
-from perdure.model.page import Page
+from perdure.model.page import Page, rows_of
 from perdure.model.question import Question as QuestionRow
 from perdure.model.question import QuestionKind
 from perdure.model.task import Lane, Task
@@ -184,7 +184,7 @@ class TaskHandle(Generic[R]):
         """The task's records with their inputs, by index."""
         start = -1 if after is None else int(after)
         found = await self._client.read(steps.listing, self.id, after=start, limit=limit)
-        return Page(found, after=str(found[-1][0].step_index) if len(found) == limit else None)
+        return Page(found, after=str(found[-1][0].step_index) if found and len(found) == limit else None)
 
     async def messages(self, *, limit: int = 10_000) -> list[Message]:
         """The task's transcript."""
@@ -294,7 +294,7 @@ class Client:
         found = await self.read(
             task_lists.recent, status=status, agent=agent, session_id=session, open_only=open, after=cursor, limit=limit
         )
-        full = len(found) >= max(1, min(200, limit))
+        full = len(found) >= rows_of(limit)
         last = task_lists.Cursor(found[-1].created_at, found[-1].id) if found and full else None
         return Page(found, after=None if last is None else str(last))
 
@@ -318,11 +318,11 @@ class Client:
     async def questions(
         self, *, session: str | None = None, to: str | None = None, limit: int = 100, after: str | None = None
     ) -> Page[Question]:
-        """Open questions, oldest first."""
+        """Open questions, oldest first, after the cursor; at most 200 a page."""
         start = 0 if after is None else int(after)
         rows = await self.read(_open_questions, to=to, session_id=session, after=start, limit=limit)
         found = [Question(row, _arguments(evidence), evidence, self) for row, evidence in rows]
-        return Page(found, after=str(found[-1].row.n) if len(found) >= limit else None)
+        return Page(found, after=str(found[-1].row.n) if len(found) >= rows_of(limit) else None)
 
     async def question(self, question_id: str, /) -> Question:
         """One question, whatever became of it; any unique ending of its id will do. Raises NotFound."""

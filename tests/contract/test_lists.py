@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.client import Client
 from perdure.errors import BadInput, NotFound
 from perdure.model.task import Mode, Task
 from perdure.store import admission, ends, sessions, task_lists
@@ -62,6 +63,33 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
         Cursor.parse(text)
 
     assert refused.value.field == "after"
+
+
+@pytest.mark.parametrize("limit", [0, 200, 500])
+async def test_a_clients_pages_leave_nothing_out_whatever_limit_was_asked_for(world: World, limit: int) -> None:
+    rows = 201 if limit else 3
+    world.ask(world.start())
+    world.admit()
+    world.multiply("questions", {"id": "'X' || k", "step_key": "'s' || k"}, rows - 1)
+    world.multiply("tasks", {"id": "'task-' || k"}, rows - 2)
+    client = Client(store=world.store)
+
+    asked, admitted = [await client.questions(limit=limit)], [await client.tasks(limit=limit)]
+    while asked[-1].after is not None:
+        asked.append(await client.questions(limit=limit, after=asked[-1].after))
+    while admitted[-1].after is not None:
+        admitted.append(await client.tasks(limit=limit, after=admitted[-1].after))
+
+    assert len({one.id for page in asked for one in page}) == sum(map(len, asked)) == rows
+    assert len({one.id for page in admitted for one in page}) == sum(map(len, admitted)) == rows
+
+
+async def test_a_client_that_finds_nothing_has_no_further_page(world: World) -> None:
+    client = Client(store=world.store)
+
+    for page in (await client.questions(limit=0), await client.tasks(limit=0)):
+        assert (list(page), page.after) == ([], None)
+    assert (await client.task(world.admit().id).steps(limit=0)).after is None
 
 
 def test_a_limit_outside_its_range_is_clamped(world: World) -> None:

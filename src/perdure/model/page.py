@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+MOST_ROWS: Final = 200
 
 
 class Page(list[T]):
@@ -14,3 +15,8 @@ class Page(list[T]):
     def __init__(self, items: Iterable[T], *, after: str | None) -> None:
         super().__init__(items)
         self.after = after
+
+
+def rows_of(limit: int) -> int:
+    """How many rows a page of this limit holds: a limit outside 1..200 is clamped."""
+    return max(1, min(MOST_ROWS, limit))

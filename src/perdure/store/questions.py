@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.event import EventKind
+from perdure.model.page import rows_of
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Fence, Task, WaitKind
 from perdure.policy.recovery import Verdict
@@ -138,7 +139,7 @@ def open_list(
     tx: Transaction, *, to: str | None = None, session_id: str | None = None, after: int = 0, limit: int = 100
 ) -> list[Question]:
     """Open questions, oldest first, after row `after`. A limit outside 1..200 is clamped."""
-    rows = tx.all(Q.open_list, to=to, session_id=session_id, after=after, limit=max(1, min(200, limit)))
+    rows = tx.all(Q.open_list, to=to, session_id=session_id, after=after, limit=rows_of(limit))
     return [Question.from_row(row) for row in rows]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.errors import BadInput, NotFound
+from perdure.model.page import MOST_ROWS, rows_of
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.states import TASK, TaskStatus
 from perdure.store import payloads, tasks
@@ -47,12 +48,12 @@ def recent(
     """Tasks newest first by (created_at, id), strictly before `after`. A limit outside 1..200 is clamped."""
     if status is not None and status not in TASK.statuses:
         raise BadInput(f"{status!r} is no status; known are {', '.join(TASK.statuses)}", field="status")
-    limit = max(1, min(200, limit))
+    limit = rows_of(limit)
     found: list[Task] = []
     created_at, task_id = (after.created_at, after.id) if after else _FIRST
     # Filters that no index serves are applied here, page by page, so that the cursor stays strict.
     is_filtered = agent is not None or status is not None or open_only
-    page_rows = 200 if is_filtered else limit
+    page_rows = MOST_ROWS if is_filtered else limit
     for _ in range(1000):
         place: dict[str, str | int] = {"created_at": created_at, "id": task_id, "limit": page_rows}
         if session_id is not None:

@@ -191,7 +191,7 @@ class Client:
     def questions(
         self, *, session: str | None = None, to: str | None = None, limit: int = 100, after: str | None = None
     ) -> Page[Question]:
-        """Open questions, oldest first."""
+        """Open questions, oldest first, after the cursor; at most 200 a page."""
         page = self._loop.run(
             lambda: self._twin.questions(session=session, to=to, limit=limit, after=after), name="client.questions"
         )
