@@ -374,14 +374,38 @@ def test_effects_lists_every_call_that_may_have_changed_the_world(world: World) 
     world.record(claim, "mail", risk="medium")
 
     found = world.store.read(steps.effects)
-    doubtful = world.store.read(steps.effects, in_doubt=True)
 
-    assert [(one.step.key, one.agent, one.task_status) for one in found] == [
-        ("pay", "writer", "running"),
-        ("mail", "writer", "running"),
+    assert [(one.step.key, one.agent, one.is_running) for one in found] == [
+        ("pay", "writer", True),
+        ("mail", "writer", False),
     ]
-    assert [one.step.key for one in doubtful] == ["pay"]
-    assert doubtful[0].arguments == {"amount": 5}
+    assert found[0].arguments == {"amount": 5}
+
+
+def test_a_call_without_an_outcome_is_running_until_its_attempt_ends_or_somebody_is_asked(world: World) -> None:
+    running, asked, dead = world.start(), world.start(), world.start()
+    for claim in (running, asked, dead):
+        world.begin(claim, "pay", risk="high")
+    world.ask(running, QuestionKind.STEP_IN_DOUBT, step_key="another call")
+    world.ask(asked, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    world.interrupt(dead)
+
+    doubtful = world.store.read(steps.effects, in_doubt=True)
+    alive = world.store.read(steps.effects, running=True)
+
+    assert [one.step.task_id for one in doubtful] == [asked.task.id, dead.task.id]
+    assert [one.step.task_id for one in alive] == [running.task.id]
+
+
+def test_a_limit_counts_only_the_effects_that_were_asked_for(world: World) -> None:
+    world.begin(world.start(), "pay", risk="high")
+    dead = world.start()
+    world.begin(dead, "pay", risk="high")
+    world.interrupt(dead)
+
+    (doubtful,) = world.store.read(steps.effects, in_doubt=True, limit=1)
+
+    assert doubtful.step.task_id == dead.task.id
 
 
 def test_the_owner_of_an_attempt_is_known_after_it(world: World) -> None:

@@ -19,7 +19,7 @@ from perdure.model.task import Task, tail
 from perdure.states import TaskStatus
 from perdure.store import questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, open_questions
+from perdure.why import because, explain
 
 
 def add_to(app: typer.Typer) -> None:
@@ -240,15 +240,5 @@ def _effects(tx: Transaction, *, since_ms: int, in_doubt: bool, limit: int) -> t
         step = effect.step
         owner = steps.owner(tx, step.task_id, step.attempt)
         where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
-        outcome = step.outcome or ("running" if _is_running(tx, effect) else "in doubt")
-        if not (in_doubt and outcome == "running"):
-            seen.append(_Seen(effect, outcome, where))
+        seen.append(_Seen(effect, step.outcome or ("running" if effect.is_running else "in doubt"), where))
     return seen, tx.now
-
-
-def _is_running(tx: Transaction, effect: steps.Effect) -> bool:
-    """Whether a live attempt is inside the call now: it has no outcome yet, and nobody is asked about it."""
-    task = tasks.get(tx, effect.step.task_id)
-    if task.execution_id is None or task.attempt != effect.step.attempt:
-        return False
-    return all(one.step_key != effect.step.key for one in open_questions(tx, task))

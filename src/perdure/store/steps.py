@@ -267,19 +267,25 @@ def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 100)
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A call that may have changed the world, with the task it belongs to."""
+    """A call that may have changed the world, with the task it belongs to.
+
+    `is_running`: a live attempt is inside it now. Otherwise, without an outcome, it is in doubt.
+    """
 
     step: Step
     agent: str
     arguments: Any
-    task_status: str
+    is_running: bool
 
 
-def effects(tx: Transaction, *, since_ms: int = 0, in_doubt: bool = False, limit: int = 100) -> list[Effect]:
-    """Calls above low risk since a moment, oldest first; with `in_doubt` only those without an outcome."""
-    rows = tx.all(Q.effects, since=since_ms, in_doubt=int(in_doubt), limit=limit)
+def effects(
+    tx: Transaction, *, since_ms: int = 0, in_doubt: bool = False, running: bool = False, limit: int = 100
+) -> list[Effect]:
+    """Calls above low risk since a moment, oldest first; only those in doubt, or only those that run now, if asked."""
+    rows = tx.all(Q.effects, since=since_ms, in_doubt=int(in_doubt), running=int(running), limit=limit)
     return [
-        Effect(_unpacked(tx, Step.from_row(row[:-2])), row[-2], payloads.plain(tx, row[7]), row[-1]) for row in rows
+        Effect(_unpacked(tx, Step.from_row(row[:-2])), row[-2], payloads.plain(tx, row[7]), bool(row[-1]))
+        for row in rows
     ]
 
 

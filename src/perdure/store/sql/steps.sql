@@ -70,13 +70,22 @@ WHERE s.task = :task AND s.risk IN ('high', 'critical')
 ORDER BY s.step_index
 LIMIT :limit
 
+-- fragment: runs_now
+-- A live attempt is inside the call: it has no outcome yet, and nobody is asked about it.
+(s.outcome IS NULL AND t.execution_id IS NOT NULL AND t.attempt = s.attempt AND NOT EXISTS (
+    SELECT 1
+    FROM questions q
+    WHERE q.task = t.n AND q.step_key = s.key AND q.status = {status:question.open}
+))
+
 -- name: effects
 -- Every call that may have changed the world.
-SELECT {columns}, t.agent, t.status
+SELECT {columns}, t.agent, CASE WHEN {runs_now} THEN 1 ELSE 0 END
 FROM steps s
 JOIN tasks t ON t.n = s.task
 WHERE s.risk <> 'low' AND s.timestamp >= :since
-    AND (:in_doubt = 0 OR s.outcome IS NULL)
+    AND (:in_doubt = 0 OR s.outcome IS NULL AND NOT {runs_now})
+    AND (:running = 0 OR {runs_now})
 ORDER BY s.timestamp, s.n
 LIMIT :limit
 
