@@ -18,12 +18,12 @@ from perdure.following import Following
 from perdure.model.event import Event
 from perdure.model.message import Message
 from perdure.model.page import Page, rows_of
+from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, QuestionKind
 from perdure.model.question import Question as QuestionRow
-from perdure.model.question import QuestionKind
 from perdure.model.task import Lane, Task
 from perdure.news import News
 from perdure.runtime.blocks import beside, cancelled_by
-from perdure.runtime.doubts import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Verdict
+from perdure.runtime.doubts import Verdict
 from perdure.runtime.durable import failure, new_task
 from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.starts import agent_call, call_to_start, registry
@@ -97,9 +97,9 @@ class Question(AskedQuestion):
 
     client: Client
 
-    async def approve(self, *, by: str, anyway: bool = False) -> QuestionRow:
+    async def approve(self, *, by: str) -> QuestionRow:
         """Say yes."""
-        return await self.client.perform(questions.approve, self.id, by=by, anyway=anyway)
+        return await self.client.perform(questions.approve, self.id, by=by)
 
     async def deny(self, reason: str, *, by: str) -> QuestionRow:
         """Say no, and why."""
@@ -114,7 +114,8 @@ class Question(AskedQuestion):
     async def resolve(self, verdict: Verdict[Any], *, by: str, reason: str = "", anyway: bool = False) -> QuestionRow:
         """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
 
-        "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that.
+        "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that, and may
+        be added to that answer later.
         """
         if self.row.kind is not QuestionKind.STEP_IN_DOUBT:
             raise BadInput(f"{self.id} is a {self.kind} question: it takes no verdict", field="answer")

@@ -235,6 +235,16 @@ def test_anyway_adds_to_an_answer_that_is_stored(desk: Desk, story: Story) -> No
     assert (added.code, added.json["changed"], added.json["answered_by"]) == (0, True, "ana")
 
 
+def test_anyway_changes_nothing_where_the_answer_runs_nothing(desk: Desk, story: Story) -> None:
+    desk.run("answer", "Q1", "--happened", "--result", '"r-88"', "--by", "ana")
+
+    late = desk.run("answer", "Q1", "--not-happened", "--anyway", "--by", "bob")
+
+    assert late.code == 1
+    assert late.out.startswith("Q1 was already answered by ana ")
+    assert late.out.endswith(" ago; nothing changed\n")
+
+
 def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
     claim = world.start()
     world.ask(claim, QuestionKind.CALL, text="may it run?", expires_at_ms=world.clock.now_ms() + 1)

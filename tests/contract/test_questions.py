@@ -11,6 +11,8 @@ from perdure.model.task import Wait, WaitKind
 from perdure.store import payloads, questions, sessions, task_lists
 from tests.world import World, packed
 
+RUN_IT = {"verdict": "not_happened", "result": None}
+
 
 def _answered(world: World, question: Question) -> object:
     settled = world.store.read(questions.get, question.id)
@@ -161,17 +163,42 @@ def test_a_task_that_waits_in_memory_is_left_to_its_owner(world: World) -> None:
 def test_a_second_answer_may_only_add_that_the_first_shall_act_anyway(world: World) -> None:
     claim = world.start()
     asked = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
-    world.store.call(questions.answer, asked.id, by="ada", value=packed("run it"))
+    world.store.call(questions.answer, asked.id, by="ada", value=packed(RUN_IT))
 
-    again = world.store.call(questions.answer, asked.id, by="bob", value=packed("no"), anyway=True)
+    again = world.store.call(questions.answer, asked.id, by="bob", value=packed(RUN_IT), anyway=True)
 
-    assert (again.anyway, again.answered_by, _answered(world, asked)) == (True, "ada", "run it")
+    assert (again.anyway, again.answered_by, _answered(world, asked)) == (True, "ada", RUN_IT)
     assert world.store.read(questions.get, asked.id) == again
     # Once the answer has been used up, nothing is added to it any more.
     world.execute("UPDATE questions SET anyway = 0, spent_at = 1")
-    late = world.unchanged_by(world.store.call, questions.answer, asked.id, by="bob", value=packed(1), anyway=True)
+    late = world.unchanged_by(world.store.call, questions.answer, asked.id, by="bob", value=packed(RUN_IT), anyway=True)
     assert isinstance(late, Question)
     assert late.anyway is False
+
+
+@pytest.mark.parametrize("verdict", ["happened", "give_up"])
+def test_anyway_adds_nothing_to_an_answer_that_runs_nothing(world: World, verdict: str) -> None:
+    asked = world.ask(world.start(), QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    first = world.store.call(questions.answer, asked.id, by="ada", value=packed({"verdict": verdict, "result": "r"}))
+
+    again = world.unchanged_by(
+        world.store.call, questions.answer, asked.id, by="bob", value=packed(RUN_IT), anyway=True
+    )
+
+    assert again == first
+
+
+@pytest.mark.parametrize("kind", [QuestionKind.STEP_IN_DOUBT, QuestionKind.ASK])
+def test_anyway_goes_with_run_it_alone(world: World, kind: QuestionKind) -> None:
+    asked = world.ask(world.start(), kind, step_key="pay")
+    value = {"verdict": "happened", "result": "r"} if kind is QuestionKind.STEP_IN_DOUBT else RUN_IT
+
+    refused = world.unchanged_by(
+        world.store.call, questions.answer, asked.id, by="bob", value=packed(value), anyway=True
+    )
+
+    assert isinstance(refused, BadInput)
+    assert refused.field == "anyway"
 
 
 def test_an_answer_may_be_big_and_may_hold_anything(world: World) -> None:

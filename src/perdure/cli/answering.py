@@ -20,9 +20,8 @@ from perdure.cli.shapes import question_shape, task_shape
 from perdure.client import Client
 from perdure.definitions import returns
 from perdure.errors import BadInput
-from perdure.model.question import Question, QuestionKind
+from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
-from perdure.runtime.doubts import GIVE_UP, HAPPENED, NOT_HAPPENED
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, task_lists, tasks
 from perdure.store.database import Transaction
@@ -32,9 +31,6 @@ from perdure.why import open_questions, standing
 _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
 Because = Annotated[str, typer.Option("--because", help="The reason; the agent is told.")]
-Anyway = Annotated[
-    bool, typer.Option("--anyway", help="Run it although its old worker is not proven gone. It is on record.")
-]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,7 +46,6 @@ def approve(
     question: QuestionId,
     *,
     by: By = "",
-    anyway: Anyway = False,
     db: Db = None,
     app: AppName = None,
     as_json: Json = False,
@@ -61,7 +56,7 @@ def approve(
     """
     with opened(db, app) as client:
         question_id = client.store.read(questions.find, question)
-        _settle(client, question_id, questions.approve, {"by": who(by), "anyway": anyway}, as_json=as_json)
+        _settle(client, question_id, questions.approve, {"by": who(by)}, as_json=as_json)
 
 
 def deny(
@@ -86,7 +81,9 @@ def answer(
     happened: Annotated[bool, typer.Option("--happened", help="The call in doubt took place.")] = False,
     result: Annotated[str | None, typer.Option("--result", metavar="JSON", help="What it returned.")] = None,
     not_happened: Annotated[bool, typer.Option("--not-happened", help="It did not; run it.")] = False,
-    anyway: Anyway = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Run it although its old worker is not proven gone. It is on record.")
+    ] = False,
     give_up: Annotated[bool, typer.Option("--give-up", help="Nobody can find out.")] = False,
     because: Because = "",
     by: By = "",

@@ -10,6 +10,9 @@ from perdure.states import QuestionStatus
 
 Row = tuple[Any, ...]
 
+# What may be said of a call in doubt.
+HAPPENED, NOT_HAPPENED, UNKNOWN, GIVE_UP = "happened", "not_happened", "unknown", "give_up"
+
 
 class QuestionKind(StrEnum):
     """What is asked: resume this task, did this call happen, may this call run, or the agent's own question."""
@@ -27,7 +30,10 @@ class QuestionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question's row. `digest` binds an answer to the arguments it was given for."""
+    """A question's row. `digest` binds an answer to the arguments it was given for.
+
+    `anyway`: a call in doubt that did not happen runs again although its old owner has not been proven gone.
+    """
 
     n: int
     id: str

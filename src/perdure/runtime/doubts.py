@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from perdure import ambient, codec
 from perdure.errors import NotApplied, NotSerializable, OutcomeUnknown, ToolError
-from perdure.model.question import Question, QuestionKind
+from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.policy.risk import Risk, highest
 from perdure.runtime import live, stand_ins, zombies
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-HAPPENED, NOT_HAPPENED, UNKNOWN, GIVE_UP = "happened", "not_happened", "unknown", "give_up"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.event import EventKind
 from perdure.model.page import rows_of
-from perdure.model.question import Question, QuestionKind
+from perdure.model.question import NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Fence, Task, WaitKind
 from perdure.policy.recovery import Verdict
 from perdure.states import QUESTION, QuestionStatus, TaskStatus
@@ -148,9 +148,9 @@ def of_task(tx: Transaction, task_id: str, *, limit: int = 50) -> list[Question]
     return [Question.from_row(row) for row in tx.all(Q.of_task, task_id=task_id, limit=limit)]
 
 
-def approve(tx: Transaction, question_id: str, *, by: str, anyway: bool = False) -> Question:
+def approve(tx: Transaction, question_id: str, *, by: str) -> Question:
     """Say yes. Answering twice changes nothing and returns the first answer. Raises NotFound, BadInput."""
-    return _settle(tx, question_id, "approve", by=by, anyway=anyway)
+    return _settle(tx, question_id, "approve", by=by)
 
 
 def deny(tx: Transaction, question_id: str, *, by: str, reason: str) -> Question:
@@ -163,7 +163,8 @@ def answer(
 ) -> Question:
     """Answer an open question of the agent, or say what became of a call.
 
-    `anyway`: run a call again although its old owner has not been proven gone; it is on record.
+    `anyway`: run a call that did not happen although its old owner has not been proven gone; it is on record, and
+    may be added to that answer until it is used up. Raises BadInput for `anyway` with another answer.
     """
     return _settle(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)
 
@@ -204,6 +205,11 @@ def _settle(
     task = _lock(tx, found.task_id)
     found = get(tx, question_id)
     _check_verb(found, verb)
+    if anyway and not (value is not None and _says_not_happened(found, _unpacked(value))):
+        raise BadInput(
+            f'{question_id}: only "it did not happen, run it" can act without proof that its old worker is gone',
+            field="anyway",
+        )
     if found.status is not QuestionStatus.OPEN:
         return _second_answer(tx, found, anyway=anyway)
     revision = sessions.raise_revision(tx, task.root_session_id)
@@ -250,12 +256,23 @@ def _move_on(
 
 
 def _second_answer(tx: Transaction, found: Question, *, anyway: bool) -> Question:
-    """A second answer changes nothing, but may add that a stored one shall act without proof."""
-    if anyway and not found.anyway and found.spent_at is None:
+    """A second answer changes nothing, but may add that a stored "run it" shall act without proof."""
+    said = payloads.plain(tx, found.answer) if anyway else None
+    if _says_not_happened(found, said) and not found.anyway and found.spent_at is None:
         tx.run(Q.allow_anyway, id=found.id)
         tx.hint()
         return replace(found, anyway=True)
     return found
+
+
+def _says_not_happened(question: Question, said: object) -> bool:
+    if question.kind is not QuestionKind.STEP_IN_DOUBT or not isinstance(said, dict):
+        return False
+    return said.get("verdict") == NOT_HAPPENED
+
+
+def _unpacked(value: codec.Packed) -> object:
+    return codec.decode(codec.unpack(value.blob, lambda _: dict(value.parts)))
 
 
 def _check_verb(question: Question, verb: str) -> None:

@@ -37,9 +37,9 @@ class Question(AskedQuestion):
         super().__init__(twin.row, twin.args, twin.evidence)
         self._loop, self._twin = loop, twin
 
-    def approve(self, *, by: str, anyway: bool = False) -> QuestionRow:
+    def approve(self, *, by: str) -> QuestionRow:
         """Say yes."""
-        return self._loop.run(lambda: self._twin.approve(by=by, anyway=anyway), name="question.approve")
+        return self._loop.run(lambda: self._twin.approve(by=by), name="question.approve")
 
     def deny(self, reason: str, *, by: str) -> QuestionRow:
         """Say no, and why."""
@@ -52,7 +52,8 @@ class Question(AskedQuestion):
     def resolve(self, verdict: Verdict[Any], *, by: str, reason: str = "", anyway: bool = False) -> QuestionRow:
         """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
 
-        "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that.
+        "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that, and may
+        be added to that answer later.
         """
         return self._loop.run(
             lambda: self._twin.resolve(verdict, by=by, reason=reason, anyway=anyway), name="question.resolve"

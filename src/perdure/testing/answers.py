@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from perdure.client import Question
 from perdure.definitions import Tool, ToolDefinition, definition_of
 from perdure.errors import BadInput
-from perdure.model.question import QuestionKind
-from perdure.runtime.doubts import NOT_HAPPENED, Verdict, happened, not_happened
+from perdure.model.question import NOT_HAPPENED, QuestionKind
+from perdure.runtime.doubts import Verdict, happened, not_happened
 from perdure.testing.ledger import Fate, Ledger
 
 _BY = "world"
