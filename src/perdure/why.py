@@ -120,7 +120,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str]) -> str:
 def _no_worker(tx: Transaction, task: Task) -> str:
     """That no live worker can run this task; "" when one can."""
     what = f"no live worker has agent {task.agent}" + (f" in version {task.version}" if task.version else "")
-    known = instances.last_with_agent(tx, task.agent)
+    known = instances.last_with_agent(tx, task.agent, task.version)
     if known is None:
         return f"{what} (none ever had)"
     host, beat_at, is_alive = known

@@ -158,14 +158,16 @@ def test_the_living_the_silent_and_all_are_listed(world: World) -> None:
 
 
 def test_who_could_run_an_agent_last_is_known(world: World) -> None:
-    assert world.store.read(instances.last_with_agent, "writer") is None
+    assert world.store.read(instances.last_with_agent, "writer", "") is None
     gone = world.new_worker()
     world.store.call(instances.mark_stopped, gone.id)
-    assert world.store.read(instances.last_with_agent, "writer") == ("host", world.clock.now_ms(), False)
+    assert world.store.read(instances.last_with_agent, "writer", "") == ("host", world.clock.now_ms(), False)
 
-    world.new_worker()
+    world.new_worker(("writer", "9"))
 
-    assert world.store.read(instances.last_with_agent, "writer") == ("host", world.clock.now_ms(), True)
+    assert world.store.read(instances.last_with_agent, "writer", "") == ("host", world.clock.now_ms(), True)
+    assert world.store.read(instances.last_with_agent, "writer", "9") == ("host", world.clock.now_ms(), True)
+    assert world.store.read(instances.last_with_agent, "writer", "10") is None
 
 
 def test_an_unknown_instance_is_said_to_be_unknown(world: World) -> None:

@@ -55,6 +55,17 @@ def test_a_worker_that_had_the_agent_is_named_with_when_it_was_seen(world: World
     assert because(world, task.id).endswith(" on host host)")
 
 
+def test_a_worker_of_another_version_is_no_worker_for_a_pinned_task(world: World) -> None:
+    world.new_worker(("lead", "9"))
+    task, pinned = world.admit(agent="lead"), world.admit(agent="lead", version="10")
+
+    assert because(world, task.id).startswith("it is due")
+    assert because(world, pinned.id) == "no live worker has agent lead in version 10 (none ever had)"
+    assert "perdure worker MODULE:APP" in explain(world, pinned.id)
+    world.new_worker(("lead", "10"))
+    assert because(world, pinned.id).startswith("it is due")
+
+
 def test_a_task_that_is_tried_again_says_when_and_after_what(world: World) -> None:
     claim = world.start()
     at = world.clock.now_ms() + 12_000

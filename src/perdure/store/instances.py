@@ -151,9 +151,9 @@ def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
     return done
 
 
-def last_with_agent(tx: Transaction, agent: str) -> tuple[str, int, bool] | None:
-    """Who could run an agent last: (host, last heartbeat, alive), or None when nobody ever could."""
-    row = tx.one(Q.last_with_agent, agent=agent)
+def last_with_agent(tx: Transaction, agent: str, version: str) -> tuple[str, int, bool] | None:
+    """Who could run an agent last: (host, last heartbeat, alive), or None when nobody ever could. Version "" is any."""
+    row = tx.one(Q.last_with_agent, agent=agent, version=version)
     if row is None:
         return None
     return row[0], row[1], row[2] not in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)

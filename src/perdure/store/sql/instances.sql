@@ -64,10 +64,10 @@ ORDER BY i.n
 LIMIT :limit
 
 -- name: last_with_agent
--- Who could run this agent last, for "no live worker has it".
+-- Who could run this agent last, for "no live worker has it". The version counts as it does for a claim.
 SELECT i.host, i.heartbeat_at, i.status
 FROM instance_agents a
 JOIN instances i ON i.n = a.instance
-WHERE a.agent = :agent
+WHERE a.agent = :agent AND (:version = '' OR a.version = :version)
 ORDER BY CASE WHEN i.status IN ({to:instance.crash}, {to:instance.stop}) THEN 1 ELSE 0 END, i.heartbeat_at DESC
 LIMIT 1
