@@ -143,7 +143,7 @@ class PageRun:
             )
         end = time.monotonic() + _TIMEOUT_S
         try:
-            while not (self._is_in_doubt() if says is None else _has_said(output, says)):
+            while not (self._is_inside_a_call() if says is None else _has_said(output, says)):
                 assert process.poll() is None, f"$ {command} ended before it was to be killed:\n{output.read_text()}"
                 assert time.monotonic() < end, f"$ {command} never came to where it is to be killed"
                 time.sleep(0.02)
@@ -152,8 +152,8 @@ class PageRun:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _is_in_doubt(self) -> bool:
-        return any(self._stores(lambda store: bool(store.read(steps.effects, in_doubt=True))))
+    def _is_inside_a_call(self) -> bool:
+        return any(self._stores(lambda store: bool(store.read(steps.effects, running=True))))
 
     def _newest_task(self) -> str:
         found = [task for tasks in self._stores(lambda store: store.read(task_lists.recent)) for task in tasks]
