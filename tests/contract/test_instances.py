@@ -153,8 +153,21 @@ def test_the_living_the_silent_and_all_are_listed(world: World) -> None:
     world.store.call(instances.mark_stopped, stopped.id)
 
     assert [one.id for one in world.store.read(instances.alive)] == [alive.id]
-    assert [one.id for one in world.store.read(instances.crashed)] == [silent.id]
+    assert [one.id for one in world.store.read(instances.crashed, host="host", boot_id="")] == [silent.id]
     assert [one.id for one in world.store.read(instances.listing)] == [stopped.id, silent.id, alive.id]
+
+
+def test_the_silent_are_those_of_one_machine_page_by_page(world: World) -> None:
+    silent = [world.new_worker() for _ in range(4)]
+    for one in silent:
+        world.store.call(instances.mark_crashed, one.id, heartbeat=1)
+    world.execute("UPDATE instances SET host = 'other', boot_id = 'other' WHERE id = :id", id=silent[0].id)
+    world.execute("UPDATE instances SET host = 'renamed' WHERE id = :id", id=silent[1].id)
+
+    here = world.store.read(instances.crashed, host="host", boot_id="boot", limit=2)
+    more = world.store.read(instances.crashed, host="host", boot_id="boot", limit=2, skip=2)
+
+    assert [one.id for one in [*here, *more]] == [one.id for one in silent[1:]]
 
 
 def test_who_could_run_an_agent_last_is_known(world: World) -> None:

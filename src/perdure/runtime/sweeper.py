@@ -1,15 +1,17 @@
 """Small bounded passes that every worker makes: deadlines, timers, expiries, who is gone, recovery, news of questions.
 
-Each pass is safe to run twice and by many at once; a row that cannot be dealt with never holds up the others.
+Each pass is safe to run twice and by many at once. A row that cannot be dealt with never holds up the others: a
+pass takes so many rows, leaves behind what it could not move and goes on after it, and begins again at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from perdure.errors import StoreBusy, StoreClosed
 from perdure.model.instance import Instance
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.runtime.worker import Worker
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", str, Instance)
 _BATCH = 200
 
 
@@ -30,6 +33,7 @@ class Sweeper:
         self._worker = worker
         self._store = worker.store
         self._settings = worker.settings
+        self._left: Counter[Callable[..., object]] = Counter()  # rows left behind in this round, by their list
         self._observer = Observer(worker.store.clock, int(worker.settings.lease_s * 1000))
 
     async def run(self) -> None:
@@ -41,8 +45,8 @@ class Sweeper:
     async def tell_always(self) -> None:
         """Tell the app of open questions until cancelled. In a loop of its own: telling may take long, or hang."""
         while True:
-            await self._isolated(self._announce)
-            await asyncio.sleep(self._settings.sweep_s)
+            more = await self._isolated(self._announce)
+            await asyncio.sleep(0 if more else self._settings.sweep_s)
 
     async def sweep(self) -> bool:
         """Every pass once. True when a pass found a full batch, so that there is more to do."""
@@ -63,28 +67,45 @@ class Sweeper:
             log.exception("a sweep failed; it comes round again")
             return False
 
-    async def _each(self, ids: list[str], act: Callable[[str], Awaitable[object]]) -> bool:
-        """Act on each row by itself: one that fails does not strand the rest."""
-        results = await asyncio.gather(*(act(one) for one in ids), return_exceptions=True)
-        for one, result in zip(ids, results, strict=True):
+    async def _round(
+        self, find: Callable[..., list[R]], act: Callable[[R], Awaitable[object]], **filters: object
+    ) -> bool:
+        """Act on the next rows of a list, each by itself. True when there are more of them in this round.
+
+        What an act leaves in the list, because it failed or had nothing to do, stands before the next rows then.
+        """
+        found = await aio.read(self._store, find, skip=self._left[find], limit=_BATCH, **filters)
+        results = await asyncio.gather(*(act(one) for one in found), return_exceptions=True)
+        busy = 0
+        for one, result in zip(found, results, strict=True):
             if isinstance(result, StoreClosed):
                 raise result
-            if isinstance(result, BaseException) and not isinstance(result, StoreBusy):
+            if isinstance(result, StoreBusy):
+                busy += 1
+                continue
+            if isinstance(result, BaseException):
                 log.error("sweeping %s failed", one, exc_info=result)
-        return len(ids) >= _BATCH and not any(isinstance(result, BaseException) for result in results)
+            if result is not True:
+                self._left[find] += 1
+        if len(found) < _BATCH:
+            self._left[find] = 0
+        return len(found) >= _BATCH and not busy
 
     async def _time_out(self) -> bool:
         grace_ms = int(self._settings.deadline_grace_s * 1000)
-        overdue = await aio.read(self._store, task_lists.overdue, grace_ms=grace_ms, limit=_BATCH)
-        return await self._each(overdue, lambda one: aio.call(self._store, ends.time_out, one))
+        return await self._round(
+            task_lists.overdue, lambda one: aio.call(self._store, ends.time_out, one), grace_ms=grace_ms
+        )
 
     async def _wake(self) -> bool:
-        due = await aio.read(self._store, task_lists.due_waiters, limit=_BATCH)
-        return await self._each(due, lambda one: aio.call(self._store, tasks.wake, one))
+        return await self._round(task_lists.due_waiters, lambda one: aio.call(self._store, tasks.wake, one))
 
     async def _expire(self) -> bool:
-        expired = await aio.read(self._store, questions.overdue, limit=_BATCH)
-        return await self._each(expired, lambda one: aio.call(self._store, questions.expire_one, one))
+        return await self._round(questions.overdue, self._expire_one)
+
+    async def _expire_one(self, question_id: str) -> bool:
+        await aio.call(self._store, questions.expire_one, question_id)
+        return True
 
     async def _bury(self) -> bool:
         """Find instances that are gone, and end the attempts they had open."""
@@ -97,19 +118,23 @@ class Sweeper:
             if path is not None and _is_ended_by_us(one, me, path):
                 continue
             await aio.call(self._store, instances.mark_crashed, one.id, heartbeat=one.heartbeat)
+        more = False
         if path is not None:
-            silent = await aio.read(self._store, instances.crashed)
-            for one in [*others, *silent]:
-                if is_dead(one, me=me, path=path):
-                    await aio.call(self._store, instances.mark_stopped, one.id)
+            for one in others:
+                await self._bury_one(one, me, path)
+            more = await self._round(
+                instances.crashed, lambda one: self._bury_one(one, me, path), host=me.host, boot_id=me.boot_id
+            )
         ended = await aio.call(self._store, instances.interrupt_orphans, limit=_BATCH)
-        return len(ended) >= _BATCH
+        return more or len(ended) >= _BATCH
+
+    async def _bury_one(self, one: Instance, me: Host, path: Path) -> bool:
+        return is_dead(one, me=me, path=path) and await aio.call(self._store, instances.mark_stopped, one.id)
 
     async def _recover(self) -> bool:
-        waiting = await aio.read(self._store, recovery.interrupted, limit=_BATCH)
-        return await self._each(waiting, self._recover_one)
+        return await self._round(recovery.interrupted, self._recover_one)
 
-    async def _recover_one(self, task_id: str) -> None:
+    async def _recover_one(self, task_id: str) -> bool:
         recovered = await aio.call(
             self._store,
             recovery.act,
@@ -127,13 +152,19 @@ class Sweeper:
                 "text": recovered.decision.question.text if recovered.decision.question is not None else "",
             }
             self._worker.say("recovered", facts)
+        return recovered is not None
 
     async def _announce(self) -> bool:
-        """Tell the app of each open question, at least once."""
-        for question in await aio.read(self._store, questions.unnotified, limit=_BATCH):
+        """Tell the app of each open question, one at a time, at least once."""
+        found = await aio.read(self._store, questions.unnotified, skip=self._left[questions.unnotified], limit=_BATCH)
+        for question in found:
             if await self._worker.notify(question):
                 await aio.call(self._store, questions.mark_notified, question.id)
-        return False
+            else:
+                self._left[questions.unnotified] += 1
+        if len(found) < _BATCH:
+            self._left[questions.unnotified] = 0
+        return len(found) >= _BATCH
 
 
 def _is_ended_by_us(one: Instance, me: Host, path: Path) -> bool:

@@ -43,6 +43,7 @@ _CLAIMED_AT_ONCE = 64
 _UNWIND_S = 5.0
 _HOPELESS = (StoreClosed, ForkedStore, SchemaTooNew, Damaged, NetworkFileSystem)
 _LONGEST_PAUSE_S = 30.0
+_NOTIFY_S = 60.0  # so long may the app take over the news of one question before the next one's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,11 +392,12 @@ class Worker:
         await aio.call_softly(self.store, _emit_dropped, dropped)
 
     async def notify(self, question: Question) -> bool:
-        """Tell the app of a question; at least once."""
+        """Tell the app of a question. False when that failed or took too long, and is to be tried again."""
         if self._notify is None:
             return True
         try:
-            await self._notify(question)
+            async with asyncio.timeout(_NOTIFY_S):
+                await self._notify(question)
         except Exception:
             log.exception("notify failed for %s; it is told again", question.id)
             return False

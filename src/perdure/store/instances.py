@@ -115,9 +115,9 @@ def alive(tx: Transaction) -> list[Instance]:
     return [Instance.from_row(row) for row in tx.all(Q.alive)]
 
 
-def crashed(tx: Transaction, *, limit: int = 100) -> list[Instance]:
-    """Instances that fell silent and have not been proven dead."""
-    return [Instance.from_row(row) for row in tx.all(Q.crashed, limit=limit)]
+def crashed(tx: Transaction, *, host: str, boot_id: str, skip: int = 0, limit: int = 100) -> list[Instance]:
+    """Instances of this machine that fell silent and have not been proven dead, oldest first, but the first `skip`."""
+    return [Instance.from_row(row) for row in tx.all(Q.crashed, host=host, boot_id=boot_id, skip=skip, limit=limit)]
 
 
 def listing(tx: Transaction, *, limit: int = 100) -> list[Instance]:

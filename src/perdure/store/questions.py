@@ -169,9 +169,9 @@ def answer(
     return _settle(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)
 
 
-def overdue(tx: Transaction, *, limit: int = 100) -> list[str]:
-    """Ids of open questions whose time is over."""
-    return [row[0] for row in tx.all(Q.expired, limit=limit)]
+def overdue(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
+    """Ids of open questions whose time is over, but the first `skip`."""
+    return [row[0] for row in tx.all(Q.expired, skip=skip, limit=limit)]
 
 
 def expire_one(tx: Transaction, question_id: str) -> Question:
@@ -179,9 +179,9 @@ def expire_one(tx: Transaction, question_id: str) -> Question:
     return _settle(tx, question_id, "expire", by="", reason="nobody answered in time")
 
 
-def unnotified(tx: Transaction, *, limit: int = 100) -> list[Question]:
-    """Open questions nobody has been told of yet."""
-    return [Question.from_row(row) for row in tx.all(Q.unnotified, limit=limit)]
+def unnotified(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[Question]:
+    """Open questions nobody has been told of yet, oldest first, but the first `skip`."""
+    return [Question.from_row(row) for row in tx.all(Q.unnotified, skip=skip, limit=limit)]
 
 
 def mark_notified(tx: Transaction, question_id: str) -> bool:

@@ -52,9 +52,9 @@ class PastDecision:
     at: int
 
 
-def interrupted(tx: Transaction, *, limit: int = 100) -> list[str]:
-    """Ids of interrupted tasks that no open question speaks for, oldest first."""
-    return [row[0] for row in tx.all(T.interrupted, limit=limit)]
+def interrupted(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
+    """Ids of interrupted tasks that no open question speaks for, oldest first, but the first `skip`."""
+    return [row[0] for row in tx.all(T.interrupted, skip=skip, limit=limit)]
 
 
 def examine(tx: Transaction, task_id: str, *, recovery_limit: int) -> Decision:

@@ -122,14 +122,14 @@ def next_moment(tx: Transaction, *, grace_ms: int) -> int | None:
     return None if row is None or row[0] is None or row[0] >= tasks.NEVER_MS else int(row[0])
 
 
-def overdue(tx: Transaction, *, grace_ms: int, limit: int = 100) -> list[str]:
-    """Ids of tasks past their deadline: unowned ones at once, owned ones `grace_ms` later."""
-    return [row[0] for row in tx.all(Q.overdue, grace_ms=grace_ms, limit=limit)]
+def overdue(tx: Transaction, *, grace_ms: int, skip: int = 0, limit: int = 100) -> list[str]:
+    """Ids of tasks past their deadline, but the first `skip`: unowned ones at once, owned ones `grace_ms` later."""
+    return [row[0] for row in tx.all(Q.overdue, grace_ms=grace_ms, skip=skip, limit=limit)]
 
 
-def due_waiters(tx: Transaction, *, limit: int = 100) -> list[str]:
-    """Ids of waiting tasks that no attempt holds and whose earliest wait is over."""
-    return [row[0] for row in tx.all(Q.due_waiters, limit=limit)]
+def due_waiters(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
+    """Ids of waiting tasks that no attempt holds and whose earliest wait is over, but the first `skip`."""
+    return [row[0] for row in tx.all(Q.due_waiters, skip=skip, limit=limit)]
 
 
 def outcome(tx: Transaction, task_id: str) -> Outcome | None:

@@ -57,11 +57,12 @@ SET status = {to:instance.stop}, stopped_at = {now}
 WHERE id = :id AND status IN ({from:instance.stop})
 
 -- name: crashed
+-- Only those whose death can be seen from here: of another machine nothing but the silence ever is.
 SELECT {columns}
 FROM instances i
-WHERE i.status = {to:instance.crash}
+WHERE i.status = {to:instance.crash} AND (i.host = :host OR i.boot_id = :boot_id)
 ORDER BY i.n
-LIMIT :limit
+LIMIT :limit OFFSET :skip
 
 -- name: last_with_agent
 -- Who could run this agent last, for "no live worker has it". The version counts as it does for a claim.

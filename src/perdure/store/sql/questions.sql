@@ -90,8 +90,8 @@ WHERE id = :id AND spent_at IS NULL
 SELECT q.id
 FROM questions q
 WHERE q.status = {from:question.expire} AND q.expires_at IS NOT NULL AND q.expires_at <= {now}
-ORDER BY q.expires_at
-LIMIT :limit
+ORDER BY q.expires_at, q.n
+LIMIT :limit OFFSET :skip
 
 -- name: unnotified
 SELECT {columns}
@@ -99,7 +99,7 @@ FROM questions q
 JOIN tasks t ON t.n = q.task
 WHERE q.notified_at IS NULL AND q.status = {status:question.open}
 ORDER BY q.n
-LIMIT :limit
+LIMIT :limit OFFSET :skip
 
 -- name: mark_notified
 UPDATE questions

@@ -340,7 +340,7 @@ SELECT t.id
 FROM tasks t
 WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.available_at <= {now}
 ORDER BY t.available_at, t.n
-LIMIT :limit
+LIMIT :limit OFFSET :skip
 
 -- name: release
 UPDATE tasks
@@ -394,8 +394,8 @@ SELECT t.id
 FROM tasks t
 WHERE t.finished_at IS NULL AND t.deadline_at IS NOT NULL AND t.deadline_at <= {now}
     AND (t.execution_id IS NULL OR t.deadline_at <= {now} - :grace_ms)
-ORDER BY t.deadline_at
-LIMIT :limit
+ORDER BY t.deadline_at, t.n
+LIMIT :limit OFFSET :skip
 
 -- name: owned_by_generation
 -- What an instance holds, for its heartbeat to compare with what it believes to hold.
@@ -415,7 +415,7 @@ WHERE t.status = {to:interrupt} AND t.finished_at IS NULL
         WHERE q.task = t.n AND q.kind = 'resume' AND q.status = {status:question.open}
     )
 ORDER BY t.created_at, t.id
-LIMIT :limit
+LIMIT :limit OFFSET :skip
 
 -- name: record_step
 -- The proof of a step write: lock, fence and the next numbers in one statement. A new completed step ends a row of
