@@ -408,6 +408,20 @@ def test_a_limit_counts_only_the_effects_that_were_asked_for(world: World) -> No
     assert doubtful.step.task_id == dead.task.id
 
 
+def test_a_last_word_is_told_of_a_call_that_has_no_outcome_alone(world: World) -> None:
+    claim = world.start()
+    for key in ("pay", "mail"):
+        world.begin(claim, key, risk="high")
+    world.end_step(claim, "mail", risk="high")
+    words = [steps.LastWord(claim.task.id, key, 1, steps.WordKind.COMPLETED, b'"r"') for key in ("pay", "mail")]
+
+    world.store.call(steps.tell_last_words, words)
+
+    assert world.kinds(claim.task.id).count("call_ended_late") == 1
+    assert world.store.read(steps.last_word, claim.task.id, "pay", 1) == words[0]
+    assert world.store.read(steps.last_word, claim.task.id, "mail", 1) is None
+
+
 def test_the_owner_of_an_attempt_is_known_after_it(world: World) -> None:
     claim = world.start()
     world.interrupt(claim)

@@ -36,6 +36,40 @@ async def test_a_high_call_that_its_timeout_cuts_off_is_in_doubt(house: Theatre,
     assert ledger.done == ["act"]
 
 
+async def test_a_call_that_returns_after_its_question_was_settled_has_nothing_to_add(house: Theatre) -> None:
+    returned = asyncio.Event()
+
+    @perdure.tool(timeout=2)
+    async def act() -> str:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)  # as a thread does, which nobody can cut
+        returned.set()
+        return "late"
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            return await act()
+        except perdure.OutcomeUnknown:
+            return "gave up"
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await (await house.question()).resolve(perdure.unknown("nobody can tell"), by="ana")
+    assert await task.result() == "gave up"
+    was_over_first = not returned.is_set()
+    await returned.wait()
+    await asyncio.sleep(1)
+    left = actor.worker.in_flight.word(task.id, house.steps(task, "act")[0].key or "")
+    await house.dismiss(actor)
+
+    assert was_over_first
+    assert left is None
+    assert house.kinds(task)[-1] == "task_completed"
+
+
 @pytest.mark.parametrize("risk", ["low", "medium"])
 async def test_a_low_or_medium_call_that_its_timeout_cuts_off_runs_again(house: Theatre, risk: Any) -> None:
     runs: list[str] = []

@@ -7,8 +7,9 @@ nobody may run it again. How it ended after its caller had left is kept, as the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakSet
 
 from perdure.clock import Clock
 from perdure.store.steps import LastWord, WordKind
@@ -24,6 +25,7 @@ class InFlightCalls:
         self._clock = clock
         self._running: dict[Place, set[asyncio.Future[Any]]] = {}
         self._words: dict[Place, LastWord] = {}
+        self._settled: WeakSet[asyncio.Future[Any]] = WeakSet()  # they run on, with nothing to add
 
     def add(self, task_id: str, key: str, running: asyncio.Future[Any]) -> None:
         """A call has started; it counts until `running` is done, which a thread is only when it has returned."""
@@ -42,11 +44,12 @@ class InFlightCalls:
         running.add_done_callback(returned)
 
     def leave(self, word: LastWord, running: asyncio.Future[Any], tell: Tell) -> None:
-        """The caller goes away without an outcome; `tell` says later how the call ended."""
+        """The caller goes away without an outcome; `tell` says later how the call ended, if that is still wanted."""
 
         def returned(done: asyncio.Future[Any]) -> None:
-            kind, body = tell(done)
-            self.keep(word._replace(kind=kind, body=body))
+            if done not in self._settled:
+                kind, body = tell(done)
+                self.keep(word._replace(kind=kind, body=body))
 
         running.add_done_callback(returned)
 
@@ -59,12 +62,21 @@ class InFlightCalls:
         return self._words.get((task_id, key))
 
     def forget(self, task_id: str, key: str) -> None:
-        """The call's outcome is on record."""
-        self._words.pop((task_id, key), None)
+        """The call's outcome is on record: no word about it is wanted, not even of a thread that is still inside."""
+        place = (task_id, key)
+        self._words.pop(place, None)
+        self._settled.update(self._running.get(place, ()))
 
     def words(self) -> list[LastWord]:
         """Every last word so far, for whoever goes on with those tasks."""
         return list(self._words.values())
+
+    def told(self, words: Iterable[LastWord]) -> None:
+        """These words are on record, where they are found from now on."""
+        for word in words:
+            place = (word.task_id, word.key)
+            if self._words.get(place) == word:
+                del self._words[place]
 
     def holds(self, task_id: str, key: str) -> bool:
         """Whether the call may still be running."""

@@ -155,7 +155,9 @@ class Membership:
         """Say that an identity of this process is dead, once nothing runs under it any more."""
         if running:
             await asyncio.wait(running)
-        await aio.call_patiently(self._store, _stop, instance_id, self._in_flight.words())
+        words = self._in_flight.words()
+        await aio.call_patiently(self._store, _stop, instance_id, words)
+        self._in_flight.told(words)
         lock.release()
 
 

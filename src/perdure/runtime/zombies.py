@@ -41,7 +41,9 @@ async def look(attempt: Attempt, key: str, held_by: int) -> Gone | None:
         if in_flight.holds(task_id, key):
             return None
         word = in_flight.word(task_id, key)
-        word = word if word is not None and word.attempt == held_by else None
+        if word is None or word.attempt != held_by:
+            # Told already, with those of an identity of this process that was given up meanwhile.
+            word = await journal.read(steps.last_word, task_id, key, held_by)
         return Gone(0 if word is None else word.at_ms, word)
     if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
         return None

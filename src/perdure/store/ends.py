@@ -180,7 +180,7 @@ def _end(
 
 
 def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int) -> bool:
-    """End a task that is locked and open. Its last event is the one of its end."""
+    """End a task that is locked and open. What is told of it later is about its calls: how one ended after it."""
     _cancel_questions(tx, task, revision, f"the task {TASK.target(verb)}")
     row = tx.one(
         Q.end_unfenced,

@@ -331,8 +331,13 @@ class LastWord(NamedTuple):
 
 
 def tell_last_words(tx: Transaction, words: Sequence[LastWord]) -> None:
-    """Put last words on record as events of their tasks."""
+    """Put last words on record as events of their tasks: of calls that nobody has settled meanwhile.
+
+    The task may have ended. Whether the call took place is worth knowing all the same.
+    """
     for word in sorted(words):
+        if tx.one(Q.without_outcome, id=word.task_id, key=word.key) is None:
+            continue
         told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "at": word.at_ms}
         events.tell(tx, word.task_id, EventKind.CALL_ENDED_LATE, told)
 

@@ -48,6 +48,13 @@ FROM tasks t
 JOIN steps s ON s.task = t.n
 WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
 
+-- name: without_outcome
+-- The try of a call that has none; there is one at most.
+SELECT s.step_index
+FROM tasks t
+JOIN steps s ON s.task = t.n
+WHERE t.id = :id AND s.key = :key AND s.outcome IS NULL
+
 -- name: in_doubt
 SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable
 FROM steps s
