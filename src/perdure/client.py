@@ -22,6 +22,7 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Que
 from perdure.model.question import Question as QuestionRow
 from perdure.model.task import Lane, Task
 from perdure.news import News
+from perdure.runtime import answers
 from perdure.runtime.blocks import beside, cancelled_by
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.durable import failure, new_task
@@ -106,21 +107,28 @@ class Question(AskedQuestion):
         return await self.client.perform(questions.deny, self.id, by=by, reason=reason)
 
     async def answer(self, value: Any, *, by: str) -> QuestionRow:
-        """Answer an open question of the agent."""
+        """Answer an open question of the agent. Raises BadInput for a value that is not what it asked for.
+
+        A type of the agent's own is judged by its worker: where the value is none, the question is asked again.
+        """
         if self.row.kind is not QuestionKind.ASK:
             raise BadInput(f"{self.id} is a {self.kind} question: approve, deny or resolve it", field="answer")
+        answers.check_answer(value, str(self.evidence.get("wants", "any")), question_id=self.id)
         return await self.client.perform(questions.answer, self.id, by=by, value=codec.pack(codec.encode(value)))
 
     async def resolve(self, verdict: Verdict[Any], *, by: str, reason: str = "", anyway: bool = False) -> QuestionRow:
         """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
 
         "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that, and may
-        be added to that answer later.
+        be added to that answer later. Raises BadInput for a result that the tool cannot have returned; where only the
+        worker has the tool, the question is asked again.
         """
         if self.row.kind is not QuestionKind.STEP_IN_DOUBT:
             raise BadInput(f"{self.id} is a {self.kind} question: it takes no verdict", field="answer")
         if verdict.kind not in (HAPPENED, NOT_HAPPENED, UNKNOWN, GIVE_UP):
             raise BadInput(f"{verdict.kind!r} is no verdict", field="answer")
+        if verdict.kind == HAPPENED:
+            answers.check_result(verdict.result, self.tool, question_id=self.id)
         said = {"verdict": GIVE_UP if verdict.kind == UNKNOWN else verdict.kind, "result": verdict.result}
         return await self.client.perform(
             questions.answer, self.id, by=by, value=codec.pack(codec.encode(said)), reason=reason, anyway=anyway

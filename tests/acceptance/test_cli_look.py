@@ -295,6 +295,17 @@ def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> Non
     assert desk.run("answer", "Q1", "--happened", "--result", '"r-1"').code == 0
 
 
+def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=packed({"tool": "refund", "arguments": {}}))
+
+    refused = desk.run("answer", "Q1", "--happened")
+
+    assert refused.code == 2
+    assert refused.err.startswith("perdure: refund returns str: say what it returned, with --result JSON")
+    assert len(desk.run("questions").out.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("wants", "word", "value"),
     [("bool", "yes", True), ("bool", "no", False), ("int", "7", 7), ("float", "1", 1.0), ("str", "7", "7"),
@@ -311,13 +322,16 @@ def test_an_answer_is_of_the_type_that_was_asked_for(
     assert codec.decode(codec.unpack(stored, lambda _: {})) == value
 
 
-@pytest.mark.parametrize(("wants", "word"), [("bool", "maybe"), ("int", "1.5"), ("int", "true"), ("float", "x")])
-def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("wants", "word", "shown"),
+    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "True"), ("float", "x", '"x"')],
+)
+def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str, shown: str) -> None:
     world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
 
     said = desk.run("answer", "Q1", word)
 
-    assert (said.code, said.err.startswith(f"perdure: Q1 wants a {wants}, not '{word}'")) == (2, True)
+    assert (said.code, said.err.startswith(f"perdure: Q1 wants a {wants}, not {shown}: ")) == (2, True)
 
 
 def test_cancel_takes_the_children_along_and_says_when_it_was_late(desk: Desk, story: Story) -> None:

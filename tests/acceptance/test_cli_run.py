@@ -194,7 +194,7 @@ def test_a_program_with_app_run_says_the_same(desk: Desk) -> None:
 
     assert heard[0].startswith("resumed writer …")
     assert "perdure answer Q1 --happened | --not-happened | --give-up" in heard[-1]
-    assert desk.run("answer", "Q1", "--happened").code == 0
+    assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert finish(process) == Said(0, "HELLO\n", "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,42 @@ async def test_from_high_up_a_person_is_asked_after_a_crash_and_it_runs_once(
     assert doubt.kind == "step_in_doubt"
     assert doubt.args == {"n": 1}
     assert await task.result() == "as the bank says"
+    assert ledger.done == ["act"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_it_happened_is_refused_with_a_result_that_the_tool_cannot_have_returned(
+    house: Theatre, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    @perdure.tool
+    async def act() -> str:
+        ledger.note("act")
+        await ledger.hold()
+        return "done"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    if is_known:  # As in a process that has imported the module of the tool.
+        monkeypatch.setattr(sys.modules[__name__], "act", act, raising=False)
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await kill_inside(house, first, ledger)
+    await house.hire(host)
+    doubt = await house.question()
+    for wrong in ({"x": 1}, None):
+        if is_known:
+            with pytest.raises(perdure.BadInput, match="act returns str"):
+                await doubt.resolve(perdure.happened(wrong), by="ana")
+        else:  # Only the worker can judge it: nothing is recorded, and the question is asked anew.
+            await doubt.resolve(perdure.happened(wrong), by="ana")
+            again = await house.question()
+            assert again.id != doubt.id and "returns str" in again.evidence["cause"]
+            doubt = again
+    await doubt.resolve(perdure.happened("r-1"), by="ana")
+
+    assert await task.result() == "r-1"
     assert ledger.done == ["act"]
 
 
@@ -254,6 +291,7 @@ class Said:
         ("yes", True, "told", 1),
         (None, True, "told", 1),
         (perdure.happened(object()), True, "told", 1),
+        (perdure.happened(7), True, "told", 1),
     ],
 )
 async def test_reconcile_answers_in_place_of_a_person(  # noqa: PLR0917  # Parameters of a table.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from perdure import codec, config, phrases
 from perdure.cli import opening, screen
-from perdure.cli.arguments import accept
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import question_shape, task_shape
@@ -22,6 +22,7 @@ from perdure.definitions import returns
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
+from perdure.runtime import answers
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, task_lists, tasks
 from perdure.store.database import Transaction
@@ -109,7 +110,8 @@ def answer(
             if not chosen or value is not None:
                 choice = "--happened, --not-happened or --give-up"
                 raise BadInput(f"{row.id} asks what became of a call: give {choice}", field="answer")
-            said: Any = {"verdict": chosen[0], "result": _result(result, evidence, app)}
+            happened_with = _result(result, evidence, app) if happened else None
+            said: Any = {"verdict": chosen[0], "result": happened_with}
         else:
             if chosen or value is None:
                 asks = "wants a VALUE" if row.kind is QuestionKind.ASK else "wants approve or deny"
@@ -246,10 +248,8 @@ def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, ques
 
 def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
     """The result of a call that happened, checked against what its tool returns where the app is known."""
-    if text is None:
-        return None
     try:
-        value = json.loads(text)
+        value = None if text is None else json.loads(text)
     except ValueError as error:
         raise BadInput(f"--result {text!r} is no JSON: {error}", field="result") from None
     name = config.app_name(app_name)
@@ -257,30 +257,23 @@ def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
     if name is None or not isinstance(tool_name, str):
         return value
     opening.load(name)
-    tool = opening.find_tool(tool_name)
-    return value if tool is None else accept([value], returns(tool.fn), what=f"--result of {tool_name}", text=text)
+    wanted = [returns(tool.fn) for tool in answers.tools_named(tool_name)]
+    if not wanted or any(answers.is_of_type(value, one) for one in wanted):
+        return value
+    is_a = answers.type_word(wanted[0])
+    if text is None:
+        raise BadInput(f"{tool_name} returns {is_a}: say what it returned, with --result JSON", field="result")
+    raise BadInput(f"--result of {tool_name} must be {is_a}; {text!r} is not", field="result")
 
 
 def _value(row: Question, text: str, evidence: Any) -> Any:
     """The answer to an agent's own question, as the type it asked for."""
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
-    try:
-        parsed: Any = json.loads(text)
-    except ValueError:
-        parsed = text
-    match wants:
-        case "str":
-            return text
-        case "bool":
-            if text.strip().lower() in _WORDS:
-                return _WORDS[text.strip().lower()]
-        case "int":
-            if isinstance(parsed, int) and not isinstance(parsed, bool):
-                return parsed
-        case "float":
-            if isinstance(parsed, int | float) and not isinstance(parsed, bool):
-                return float(parsed)
-        case _:
-            return parsed
-    hint = "say yes or no" if wants == "bool" else "give a number"
-    raise BadInput(f"{row.id} wants a {wants}, not {text!r}: {hint}", field="answer")
+    value: Any = text
+    if wants == "bool":
+        value = _WORDS.get(text.strip().lower(), text)
+    elif wants != "str":
+        with suppress(ValueError):
+            value = json.loads(text)
+    answers.check_answer(value, wants, question_id=row.id)
+    return float(value) if wants == "float" else value

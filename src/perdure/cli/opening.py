@@ -81,17 +81,6 @@ def load(name: str) -> Any:
     return found
 
 
-def find_tool(name: str) -> ToolDefinition | None:
-    """The tool of this name in any module that is loaded, or None."""
-    for module in list(sys.modules.values()):
-        # Functions only: asking anything else for an attribute may run its code.
-        for value in list(getattr(module, "__dict__", {}).values()):
-            definition = definition_of(value) if inspect.isfunction(value) else None
-            if isinstance(definition, ToolDefinition) and definition.name == name:
-                return definition
-    return None
-
-
 def _url(db: str | None, app_name: str | None) -> str:
     """Where the database lies. The app is imported for it only where nothing else names the database."""
     if db is not None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from perdure import ambient, codec
+from perdure import ambient, codec, phrases
 from perdure.errors import NotApplied, NotSerializable, OutcomeUnknown, ToolError
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.policy.risk import Risk, highest
-from perdure.runtime import live, stand_ins, zombies
+from perdure.runtime import answers, live, stand_ins, zombies
 from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
@@ -158,8 +158,7 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
                 await zombies.until_gone(attempt, step.key, matter.held_by, None)
                 continue
             reconciled = said.why
-        question = await _ask(attempt, matter, reconciled=reconciled)
-        verdict = await _read_verdict(attempt, question)
+        question, verdict = await _ask(attempt, matter, reconciled=reconciled)
         if verdict.kind == HAPPENED:
             return await _record_result(attempt, matter, verdict.result, question)
         if verdict.kind != NOT_HAPPENED:
@@ -229,15 +228,23 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
             continue
 
 
-async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> Question:
-    extra = {
-        "cause": matter.cause,
-        "started_at": matter.started_ms,
-        "reconcile": reconciled,
-        "token": matter.step.token or "",
-    }
-    text = f"did {described(matter.call)} happen?"
-    return await ask_person(attempt, matter.call, matter.step, QuestionKind.STEP_IN_DOUBT, text=text, extra=extra)
+async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Question, Verdict[Any]]:
+    """What a person says. A result that the tool cannot have returned is not taken: the question is asked again."""
+    call, step, journal = matter.call, matter.step, attempt.journal
+    text = f"did {described(call)} happen?"
+    while True:
+        extra = {
+            "cause": matter.cause,
+            "started_at": matter.started_ms,
+            "reconcile": reconciled,
+            "token": step.token or "",
+        }
+        question = await ask_person(attempt, call, step, QuestionKind.STEP_IN_DOUBT, text=text, extra=extra)
+        verdict = await _read_verdict(attempt, question)
+        if verdict.kind != HAPPENED or not (why := _misfit(call, verdict)):
+            return question, verdict
+        await journal.write(questions.void, journal.fence, question.id, reason=why)
+        matter.cause = f"{matter.cause}; {question.id} was answered, but {why}"
 
 
 async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
@@ -245,6 +252,14 @@ async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
     if not isinstance(value, Mapping):
         return Verdict(GIVE_UP, why=question.reason or "")
     return Verdict(str(value["verdict"]), value.get("result"))
+
+
+def _misfit(call: Call, said: Verdict[Any]) -> str:
+    """Why this cannot be the call's result, or "". Raises NotSerializable."""
+    if answers.is_of_type(said.result, call.annotation):
+        return ""
+    shown = codec.mask_text(phrases.shown(said.result), call.secrets)
+    return f"{call.name} returns {answers.type_word(call.annotation)}, which {shown} is not"
 
 
 async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
@@ -262,8 +277,8 @@ async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
         said = await _call_reconcile(attempt, call, matter.step, doubt)
         if not isinstance(said, Verdict):
             return Verdict(UNKNOWN, why=f"reconcile returned {type(said).__name__}, not a verdict")
-        if said.kind == HAPPENED:
-            codec.roundtrip(said.result, annotation=call.annotation)
+        if said.kind == HAPPENED and (why := _misfit(call, said)):
+            return Verdict(UNKNOWN, why=f"reconcile says that it happened, but {why}")
     except NotSerializable as refused:
         return Verdict(UNKNOWN, why=f"reconcile says that it happened, but its result cannot be stored: {refused}")
     except Exception as exc:  # noqa: BLE001  # Its error is a word on the question, not the task's end.

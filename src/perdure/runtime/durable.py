@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perdure import codec
+from perdure import codec, phrases
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
 from perdure.errors import Error, Expired, NotFound, Refused, TaskCancelled, TaskFailed, TaskTimedOut
 from perdure.model.question import QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Lane, Mode, Wait, WaitKind
-from perdure.runtime import calls, live
+from perdure.runtime import answers, calls, live
 from perdure.runtime.call import Call
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import admission, messages, payloads, questions, steps, task_lists
@@ -132,29 +132,32 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
         journal = attempt.journal
         step = journal.step(call, key=key, body=body, try_number=journal.try_of(record))
         expires_at = None if expires_s is None else journal.store.clock.now_ms() + int(expires_s * 1000)
-        wanted = getattr(annotation, "__name__", str(annotation)) if annotation is not codec.ANY else "any"
-        asked = await journal.write(
-            questions.open_question,
-            journal.fence,
-            questions.NewQuestion(
+        wanted = answers.type_word(annotation)
+        text = question
+        while True:
+            new = questions.NewQuestion(
                 QuestionKind.ASK,
-                codec.mask_text(question, call.secrets),
+                codec.mask_text(text, call.secrets),
                 step_key=key,
                 to=codec.mask_text(to, call.secrets),
                 evidence=codec.pack(codec.evidence({"wants": wanted})),
                 digest=codec.digest(body),
                 expires_at_ms=expires_at,
-            ),
-        )
-        attempt.host.tell(asked)
-        while asked.status is QuestionStatus.OPEN:
-            await attempt.waits.until(Wait(WaitKind.QUESTION, (asked.id,), key))
-            asked = await journal.read(questions.get, asked.id)
-        if asked.status is not QuestionStatus.ANSWERED:
-            gone = Expired(f"nobody answered {asked.id} in time: {question}")
-            await live.fail_call(attempt, call, step, gone, begun=False, question_id=asked.id)
-        value = await journal.read(_answer_of, asked.answer)
-        return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
+            )
+            asked = await journal.write(questions.open_question, journal.fence, new)
+            attempt.host.tell(asked)
+            while asked.status is QuestionStatus.OPEN:
+                await attempt.waits.until(Wait(WaitKind.QUESTION, (asked.id,), key))
+                asked = await journal.read(questions.get, asked.id)
+            if asked.status is not QuestionStatus.ANSWERED:
+                gone = Expired(f"nobody answered {asked.id} in time: {question}")
+                await live.fail_call(attempt, call, step, gone, begun=False, question_id=asked.id)
+            value = await journal.read(_answer_of, asked.answer)
+            if answers.is_of_type(value, annotation):
+                return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
+            why = f"{phrases.shown(value)} is no {wanted}"
+            await journal.write(questions.void, journal.fence, asked.id, reason=why)
+            text = f"{question} ({asked.id} was answered, but {why})"
 
     return await calls.perform(attempt, call, run)
 

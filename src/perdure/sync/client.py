@@ -46,14 +46,18 @@ class Question(AskedQuestion):
         return self._loop.run(lambda: self._twin.deny(reason, by=by), name="question.deny")
 
     def answer(self, value: Any, *, by: str) -> QuestionRow:
-        """Answer an open question of the agent."""
+        """Answer an open question of the agent. Raises BadInput for a value that is not what it asked for.
+
+        A type of the agent's own is judged by its worker: where the value is none, the question is asked again.
+        """
         return self._loop.run(lambda: self._twin.answer(value, by=by), name="question.answer")
 
     def resolve(self, verdict: Verdict[Any], *, by: str, reason: str = "", anyway: bool = False) -> QuestionRow:
         """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
 
         "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that, and may
-        be added to that answer later.
+        be added to that answer later. Raises BadInput for a result that the tool cannot have returned; where only the
+        worker has the tool, the question is asked again.
         """
         return self._loop.run(
             lambda: self._twin.resolve(verdict, by=by, reason=reason, anyway=anyway), name="question.resolve"

@@ -14,7 +14,7 @@ from perdure.runtime.doubts import Verdict, happened, not_happened
 from perdure.testing.ledger import Fate, Ledger
 
 _BY = "world"
-_OFTEN_ENOUGH = 10
+_OFTEN_ENOUGH = 10  # It never ends: said by an open question, rather than by going on for ever.
 
 
 class Nobody:
@@ -64,15 +64,14 @@ def tool_of(tool: object, field: str) -> ToolDefinition:
 
 async def give(question: Question, answer: Answer | None, ledger: Ledger) -> bool:
     """Answer a question; what no answer fits is answered from the ledger where it can be. False when it cannot."""
-    if isinstance(answer, Nobody):
+    place = question.task_id, question.row.step_key
+    if isinstance(answer, Nobody) or ledger.answered[place] >= _OFTEN_ENOUGH:
         return False
+    ledger.answered[place] += question.row.kind in (QuestionKind.STEP_IN_DOUBT, QuestionKind.ASK)
     match question.row.kind:
         case QuestionKind.STEP_IN_DOUBT:
-            place = question.task_id, question.row.step_key
             verdict = answer if isinstance(answer, Verdict) else _witnessed(place, ledger)
             if verdict.kind == NOT_HAPPENED:
-                if ledger.allowed_again[place] >= _OFTEN_ENOUGH:
-                    return False  # It never ends: say so by an open question, rather than go on for ever.
                 ledger.allowed_again[place] += 1
             await question.resolve(verdict, by=_BY)
         case QuestionKind.RESUME if answer is None:

@@ -52,11 +52,13 @@ class Effect:
 class Ledger:
     """Every run of a tool's function, or of its stand-in, in order.
 
-    `allowed_again` counts by place how often somebody said that it did not happen, so that it may run once more.
+    `allowed_again` counts by place how often somebody said that it did not happen, so that it may run once more;
+    `answered`, how often anything was said of it.
     """
 
     effects: list[Effect] = field(default_factory=list)
     allowed_again: Counter[tuple[str, str]] = field(default_factory=Counter)
+    answered: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def watch(self, call: Call, stand_in: Callable[..., Any] | None) -> Call:
         """The call with its function, or the stand-in for it, noted down whenever it runs.
