@@ -104,14 +104,13 @@ def assert_story_is_state(store: Store, task_id: str) -> None:
 def _usage(calls: Sequence[Step]) -> Usage:
     total = Usage()
     for step in calls:
-        ended = step.outcome is not None
         total = total.plus(
             Usage(
                 step.prompt_tokens,
                 step.completion_tokens,
                 step.cost,
                 int(step.event_kind == StepKind.TOOL_CALL),
-                int(step.event_kind == StepKind.MODEL_CALL and ended),
+                int(step.event_kind == StepKind.MODEL_CALL),
             )
         )
     return total

@@ -20,6 +20,7 @@ from perdure.errors import IllegalTransition, InvariantError, LeaseLost, NotFoun
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.task import Claim, Mode, Wait, WaitKind
+from perdure.policy.budget import Budget
 from perdure.states import TaskStatus
 from perdure.store import admission, ends, instances, messages, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Row, Transaction, Value
@@ -154,6 +155,9 @@ SESSION_VERBS: dict[str, Callable[[World], list[tuple[str, list[str]]]]] = {
     "answer": lambda w: record(w, questions.answer, w.ask(w.start()).id, by="ada", value=packed(1)),
     "approve": lambda w: record(w, questions.approve, _resume_question(w), by="ada"),
     "deny": lambda w: record(w, questions.deny, _resume_question(w), by="ada", reason=""),
+    "begin within a budget": lambda w: record(
+        w, steps.begin, w.start(budget=Budget(tool_calls=1)).fence, new_step("a"), counts=True
+    ),
     "recover": lambda w: record(w, recovery.act, _interrupted(w).task.id, recovery_limit=3, question_expiry_ms=1000),
     "recover a declared risk": lambda w: record(
         w, recovery.act, _interrupted(w, risk="high").task.id, recovery_limit=3, question_expiry_ms=1000
@@ -288,7 +292,7 @@ class Crowd:
         call = self.world.store.call
         claim, task_id = random.choice(self.claims), random.choice(self.task_ids)
         who = random.choice(self.world._workers)
-        match random.randrange(14):
+        match random.randrange(15):
             case 0 if random.random() < 0.1:
                 call(ends.cancel, task_id)
             case 1:
@@ -322,6 +326,8 @@ class Crowd:
                 call(messages.send, task_id, name="mail", key=None, payload=packed(1), unread_limit=1000)
             case 12:
                 call(steps.complete, claim.fence, new_step(f"{random.random()}"), done(), begun=False)
+            case 13:
+                call(steps.begin, claim.fence, new_step(f"{random.random()}"), counts=True)
             case _:
                 self.claims.append(self.world.start())
                 self.task_ids.append(self.claims[-1].task.id)

@@ -66,6 +66,18 @@ class Usage:
     def __post_init__(self) -> None:
         _check_amounts(self, optional=False)
 
+    def plus(self, more: Usage) -> Usage:
+        """Both together. What would be too large a number stops there."""
+        return self._with(more, 1)
+
+    def minus(self, less: Usage) -> Usage:
+        """What remains without a part of it; never below 0."""
+        return self._with(less, -1)
+
+    def _with(self, other: Usage, sign: int) -> Usage:
+        amounts = {name: getattr(self, name) + sign * getattr(other, name) for name in _NAMES}
+        return Usage(**{name: max(0, min(amount, _INT64_MAX)) for name, amount in amounts.items()})
+
 
 def narrow(parent_left: Budget, asked: Budget) -> Budget:
     """The budget of a child: for each limit the smaller of what its parent has left and what it asks for."""

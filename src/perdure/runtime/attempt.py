@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -37,7 +38,7 @@ from perdure.runtime.spending import Spending
 from perdure.runtime.threads import block_on, start_thread
 from perdure.runtime.waits import Waits
 from perdure.settings import Settings
-from perdure.store import Store
+from perdure.store import Store, aio
 from perdure.store.steps import LastWord, NewStep, WordKind
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class Attempt:
         self.definition = definition
         self.journal = Journal(host.store, claim, on_store_error=self._store_failed)
         self.waits = Waits(self.journal, self, settle=self._settle_drain)
-        self.spending = Spending(claim, owner=definition.name)
+        self.spending = Spending(claim)
         self.saved = Saved()
         self.allowed: dict[str, str] = {}  # the yes to a call that fits no record, by its key
         self.intents: dict[str, tuple[Call, NewStep]] = {}  # begun, or found in doubt, and without an outcome so far
@@ -205,6 +206,7 @@ class Attempt:
         except Damaged as damage:
             await endings.set_apart(self, damage)
             return
+        await self.spending.look(partial(aio.read, self.host.store))
         value, error = await self._follow(self._start_agent())
         if self.stopping is None:
             self.is_ending = True

@@ -213,6 +213,7 @@ def failure(task_id: str, status: TaskStatus, error: Error | None) -> TaskFailed
 
 async def _take_outcome(attempt: Attempt, call: Call, step: steps.NewStep, child_id: str) -> Any:
     outcome = await attempt.journal.read(task_lists.outcome, child_id)
+    await attempt.spending.look(attempt.journal.read)  # What it used is of what its parent has, too.
     assert outcome is not None, child_id
     if outcome.status is not TaskStatus.COMPLETED:
         failed = failure(child_id, outcome.status, outcome.error)

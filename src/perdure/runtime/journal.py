@@ -198,9 +198,10 @@ class Journal:
             child_task_id=child_task_id,
         )
 
-    async def begin(self, step: steps.NewStep, *, question_id: str | None = None) -> int:
-        """Make a call's intent durable."""
-        written = await self.write(steps.begin, self.fence, step, question_id=question_id)
+    async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
+        """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
+        write = self.write_softly if counts and step.risk == Risk.LOW else self.write
+        written = await write(steps.begin, self.fence, step, question_id=question_id, counts=counts)
         self.last_seq = written.last_seq
         self._keep(step, written.step_index, None)
         return written.step_index

@@ -39,6 +39,10 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
     """Run a call that has no outcome on record, and put its outcome there."""
     journal = attempt.journal
     begun = record is not None and record.outcome is None
+    counts = False
+    if attempt.spending.has_limits:
+        await attempt.spending.look(journal.read, has_children=journal.may_have_children)
+        counts = attempt.spending.limits_number_of(call)
     attempt.spending.reserve(call, is_counted=begun)
     token = journal.token_for(record) if call.is_dangerous else None
     step = journal.step(call, key=key, body=body, try_number=journal.try_of(record), token=token)
@@ -52,10 +56,13 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         if begun:
             await take_over(attempt, step, question_id=None)
         else:
-            await journal.begin(step, question_id=approval_id)
+            await journal.begin(step, question_id=approval_id, counts=counts)
         await until_may_start(attempt, step)
         begun = True
         approval_id = None  # Used up by the intent that it allowed; without one, by the outcome.
+    elif counts and not begun:
+        await journal.begin(step, question_id=approval_id, counts=True)
+        begun, approval_id = True, None
     return await run_begun(attempt, call, step, begun=begun, question_id=approval_id)
 
 

@@ -1,32 +1,54 @@
-"""What one task may use, what it has used, and whether another call is allowed."""
+"""What one task may use, what it has used, and whether another call is allowed.
+
+A budget covers all tasks below the one that has it. What the others have used is read from the store before each call
+that counts; a task without a budget asks nothing. Where the number of calls is limited the store has the last word:
+there a call is on record before it runs, so that of calls that begin at once, in whatever process, each is counted.
+What a call consumes is known only afterwards: tokens and cost stop the calls that begin after they were reached.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
-from perdure.errors import BudgetExceeded
 from perdure.model.step import StepKind
 from perdure.model.task import Claim, Usage
-from perdure.policy.budget import Budget, spend, violations
+from perdure.policy.budget import Budget, narrow, spend
 from perdure.policy.budget import Usage as Spent
 from perdure.runtime.call import Call
+from perdure.store import Transaction, budgets, tasks
+from perdure.store.budgets import Binding
 
 _NO_LIMITS = Budget()
 
 
-class Spending:
-    """The budget of a task, over all its attempts. Calls are counted as they begin, tokens as they are known."""
+class Read(Protocol):
+    """Runs a reading operation of the store."""
 
-    def __init__(self, claim: Claim, *, owner: str) -> None:
+    def __call__(
+        self, operation: Callable[[Transaction, str], Sequence[Binding]], task_id: str, /
+    ) -> Awaitable[Sequence[Binding]]:
+        """What the operation returns for a task."""
+        ...
+
+
+class Spending:
+    """The budgets of a task, over all its attempts. Calls are counted as they begin, tokens as they are known."""
+
+    def __init__(self, claim: Claim) -> None:
         task = claim.task
-        self._owner = owner
-        given = json.loads(claim.input.budget)
-        self._has_limits = bool(given)
-        self._budget = Budget.from_json(given) if given else _NO_LIMITS
+        self.has_limits = len(claim.input.budget) > len("{}")
+        self._task_id = task.id
+        self._others: Sequence[Binding] = ()  # each with what all but this task have used of it
         self._tokens = task.prompt_tokens + task.completion_tokens
         self._cost = task.cost
         self._tool_calls = task.tool_calls
         self._iterations = task.iterations
+
+    async def look(self, read: Read, *, has_children: bool = True) -> None:
+        """Learn what the others have used by now. Asks nothing where there are none."""
+        if self.has_limits and (has_children or len(self._others) != 1):
+            self._others = await read(_used_by_others, self._task_id)
 
     def reserve(self, call: Call, *, is_counted: bool) -> None:
         """Count a call that is about to begin; `is_counted` when an earlier attempt has.
@@ -35,12 +57,15 @@ class Spending:
         """
         tool_calls = int(call.kind is StepKind.TOOL_CALL and not is_counted)
         iterations = int(call.kind is StepKind.MODEL_CALL and not is_counted)
-        if self._has_limits and call.kind in (StepKind.MODEL_CALL, StepKind.TOOL_CALL):
-            texts = violations(self._budget, self._spent(tool_calls, iterations), owner=self._owner)
-            if texts:
-                raise BudgetExceeded("; ".join(texts), limit=texts[0])
+        if self.has_limits and call.kind in (StepKind.MODEL_CALL, StepKind.TOOL_CALL):
+            budgets.refuse_violated(self._bound(), tool_calls=tool_calls, iterations=iterations)
         self._tool_calls += tool_calls
         self._iterations += iterations
+
+    def limits_number_of(self, call: Call) -> bool:
+        """Whether a budget limits how many such calls there may be."""
+        name = {StepKind.TOOL_CALL: "tool_calls", StepKind.MODEL_CALL: "iterations"}.get(call.kind)
+        return name is not None and any(getattr(one.budget, name) is not None for one in self._others)
 
     def add(self, usage: Usage) -> None:
         """Count what a call has consumed."""
@@ -49,13 +74,23 @@ class Spending:
 
     @property
     def left(self) -> Budget:
-        """What is left of the budget now."""
-        return spend(self._budget, self._spent(0, 0))
+        """What is left for this task, of its own budget and of those above it, as far as was seen last."""
+        left = _NO_LIMITS
+        for one in self._bound():
+            left = narrow(left, spend(one.budget, one.used))
+        return left
 
-    def _spent(self, tool_calls: int, iterations: int) -> Spent:
-        return Spent(
-            tokens=self._tokens,
-            cost=self._cost,
-            tool_calls=self._tool_calls + tool_calls,
-            iterations=self._iterations + iterations,
-        )
+    def _bound(self) -> list[Binding]:
+        own = Spent(tokens=self._tokens, cost=self._cost, tool_calls=self._tool_calls, iterations=self._iterations)
+        return [one.with_more(own) for one in self._others]
+
+
+def _used_by_others(tx: Transaction, task_id: str) -> Sequence[Binding]:
+    row = tasks.get(tx, task_id)
+    own = Spent(
+        tokens=row.prompt_tokens + row.completion_tokens,
+        cost=row.cost,
+        tool_calls=row.tool_calls,
+        iterations=row.iterations,
+    )
+    return [one.without(own) for one in budgets.binding(tx, task_id)]

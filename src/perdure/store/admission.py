@@ -20,8 +20,9 @@ from perdure.policy.budget import Budget, Usage, narrow, spend
 from perdure.policy.lanes import check_priority, rank_ms
 from perdure.policy.risk import Risk
 from perdure.states import TASK
-from perdure.store import events, payloads, sessions, steps
+from perdure.store import budgets, events, payloads, sessions, steps
 from perdure.store import tasks as task_ops
+from perdure.store.budgets import Binding
 from perdure.store.database import Transaction
 from perdure.store.queries import load
 from perdure.store.sessions import check_id, check_text
@@ -306,19 +307,13 @@ def _locked(tx: Transaction, task_id: str) -> tuple[object, ...]:
 
 def _child_limits(tx: Transaction, parent: Task, count: int) -> Budget:
     """What is left for a child of `parent`, after every limit up the ancestry was checked for `count` more."""
+    chain = _chain(tx, parent)
     violated: list[str] = []
-    chain: list[str] = []
     left = _NO_LIMITS
-    ancestor: Task | None = parent
-    while ancestor is not None:
-        chain.append(ancestor.id)
-        budget = Budget.from_json(json.loads(task_ops.get_input(tx, ancestor.id).budget))
-        if budget != _NO_LIMITS:
-            violated += _violations(tx, ancestor, budget, parent, count)
-            left = narrow(left, spend(budget, _used(tx, ancestor, count)))
-        ancestor = None if ancestor.parent_task_id is None else task_ops.get(tx, ancestor.parent_task_id)
-        if len(chain) > 1000 or (ancestor is not None and ancestor.id in chain):
-            raise Refused("the chain of parents runs in a circle", limits=("cycle",), chain=chain)
+    for one in budgets.binding(tx, parent.id):
+        used = one.used.plus(Usage(runs=count))
+        violated += _violations(tx, one, used, parent, count)
+        left = narrow(left, spend(one.budget, used))
     if violated:
         raise Refused(
             f"no child was started: {'; '.join(violated)} (from {' < '.join(chain)})", limits=violated, chain=chain
@@ -326,31 +321,29 @@ def _child_limits(tx: Transaction, parent: Task, count: int) -> Budget:
     return left
 
 
-def _used(tx: Transaction, ancestor: Task, count: int) -> Usage:
-    """What an ancestor and everything below it has used, `count` more starts included."""
-    below = tx.one(Q.usage_below, id=ancestor.id)
-    runs = tx.one(Q.count_descendants, id=ancestor.id)
-    assert below is not None and runs is not None
-    return Usage(
-        tokens=ancestor.prompt_tokens + ancestor.completion_tokens + below[0],
-        cost=ancestor.cost + below[1],
-        tool_calls=ancestor.tool_calls + below[2],
-        runs=runs[0] + count,
-    )
+def _chain(tx: Transaction, parent: Task) -> list[str]:
+    """The ids of the parent and all above it. Raises Refused for a circle."""
+    chain: list[str] = []
+    above: str | None = parent.id
+    while above is not None:
+        if len(chain) > 1000 or above in chain:
+            raise Refused("the chain of parents runs in a circle", limits=("cycle",), chain=chain)
+        chain.append(above)
+        place = tx.one(Q.place, id=above)
+        above = None if place is None else place[2]
+    return chain
 
 
-def _violations(tx: Transaction, ancestor: Task, budget: Budget, parent: Task, count: int) -> list[str]:
-    found = []
-    if budget.depth is not None and parent.depth + 1 - (ancestor.depth - 1) > budget.depth:
-        found.append(f"depth {parent.depth + 1} of {ancestor.depth - 1 + budget.depth} (limit of {ancestor.agent})")
-    if budget.concurrent is not None and ancestor is parent:
-        row = tx.one(Q.count_open_children, parent_task_id=ancestor.id)
+def _violations(tx: Transaction, one: Binding, used: Usage, parent: Task, count: int) -> list[str]:
+    """Every ceiling of one budget that `count` more children would break; `used` has them counted in."""
+    budget, found = one.budget, []
+    if budget.depth is not None and parent.depth + 1 - (one.depth - 1) > budget.depth:
+        found.append(f"depth {parent.depth + 1} of {one.depth - 1 + budget.depth} (limit of {one.agent})")
+    if budget.concurrent is not None and one.task_id == parent.id:
+        row = tx.one(Q.count_open_children, parent_task_id=parent.id)
         assert row is not None
         if row[0] + count > budget.concurrent:
-            found.append(f"concurrent {row[0] + count} of {budget.concurrent} (limit of {ancestor.agent})")
-    if budget.runs is not None:
-        row = tx.one(Q.count_descendants, id=ancestor.id)
-        assert row is not None
-        if row[0] + count > budget.runs:
-            found.append(f"runs {row[0] + count} of {budget.runs} (limit of {ancestor.agent})")
+            found.append(f"concurrent {row[0] + count} of {budget.concurrent} (limit of {one.agent})")
+    if budget.runs is not None and used.runs > budget.runs:
+        found.append(f"runs {used.runs} of {budget.runs} (limit of {one.agent})")
     return found

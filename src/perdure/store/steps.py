@@ -18,7 +18,7 @@ from perdure.errors import Damaged, LeaseLost, NotFound
 from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Fence, Usage
-from perdure.store import events, payloads
+from perdure.store import budgets, events, payloads
 from perdure.store import tasks as task_ops
 from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
@@ -118,12 +118,18 @@ def as_record(step: NewStep, result: Result | None, task_id: str, step_index: in
     )
 
 
-def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None) -> Written:
+def begin(
+    tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None, counts: bool = False
+) -> Written:
     """Put the intent of a call on record; once this has returned, the call may run.
 
-    `question_id` is the approval it uses up. Raises LeaseLost.
+    `question_id` is the approval it uses up. With `counts` a budget limits the number of such calls: BudgetExceeded
+    where there is no room for one more. Raises LeaseLost.
     """
     _check(step)
+    tool_calls, iterations = int(step.kind == StepKind.TOOL_CALL), int(step.kind == StepKind.MODEL_CALL)
+    if counts:
+        budgets.check_call(tx, fence.task_id, tool_calls=tool_calls, iterations=iterations)
     n, seq, count, attempt = _prove(
         tx,
         fence,
@@ -131,7 +137,8 @@ def begin(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | No
         records=1,
         risk_seen=step.risk_seen,
         tool_call_id=step.tool_call_id,
-        tool_calls=int(step.kind == StepKind.TOOL_CALL),
+        tool_calls=tool_calls,
+        iterations=iterations,
     )
     _insert(tx, n, step, attempt=attempt, step_index=count - 1, started_seq=seq)
     if question_id is not None:
@@ -160,7 +167,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
         usage=result.usage,
         tool_call_id=step.tool_call_id,
         tool_calls=int(step.kind == StepKind.TOOL_CALL and not begun),
-        iterations=int(step.kind == StepKind.MODEL_CALL),
+        iterations=int(step.kind == StepKind.MODEL_CALL and not begun),
         progress=True,
     )
     if result.delivery is not None:

@@ -124,7 +124,7 @@ FROM tasks t
 JOIN (
     SELECT s.task AS task,
         sum(CASE WHEN s.event_kind = 'tool_call' THEN 1 ELSE 0 END) AS tool_calls,
-        sum(CASE WHEN s.event_kind = 'model_call' AND s.outcome IS NOT NULL THEN 1 ELSE 0 END) AS iterations,
+        sum(CASE WHEN s.event_kind = 'model_call' THEN 1 ELSE 0 END) AS iterations,
         sum(CASE WHEN s.prompt_tokens + s.completion_tokens < 4503599627370496
             THEN s.prompt_tokens + s.completion_tokens ELSE 0 END) AS tokens
     FROM steps s

@@ -135,34 +135,38 @@ SELECT count(*)
 FROM tasks t
 WHERE t.parent_task_id = :parent_task_id AND t.status IN ({set:task.open})
 
--- name: count_descendants
-WITH RECURSIVE below (id) AS (
-    SELECT c.id
-    FROM tasks c
-    WHERE c.parent_task_id = :id
+-- name: budgets
+-- The budgets that bind a task, its own first, each with what the task that has it and all below it have used. No limits
+-- are written as an empty object, of two characters. Tokens are added up as a fraction, which cannot overflow.
+WITH RECURSIVE above (n, id, parent_task_id) AS (
+    SELECT t.n, t.id, t.parent_task_id
+    FROM tasks t
+    WHERE t.id = :id
     UNION
-    SELECT c.id
-    FROM tasks c
-    JOIN below b ON c.parent_task_id = b.id
-)
-SELECT count(*)
-FROM below
-
--- name: usage_below
--- What a task's descendants have consumed, for budgets that cover them.
-WITH RECURSIVE below (id) AS (
-    SELECT c.id
-    FROM tasks c
-    WHERE c.parent_task_id = :id
+    SELECT p.n, p.id, p.parent_task_id
+    FROM tasks p
+    JOIN above h ON p.id = h.parent_task_id
+), covered (owner, id) AS (
+    SELECT h.n, h.id
+    FROM above h
+    JOIN task_inputs i ON i.task = h.n
+    WHERE length(i.budget) > 2
     UNION
-    SELECT c.id
-    FROM tasks c
-    JOIN below b ON c.parent_task_id = b.id
+    SELECT f.owner, k.id
+    FROM tasks k
+    JOIN covered f ON k.parent_task_id = f.id
+), used (owner, tokens, cost, tool_calls, iterations, runs) AS (
+    SELECT f.owner, sum(CAST(t.prompt_tokens AS {real}) + t.completion_tokens), sum(t.cost),
+        CAST(sum(t.tool_calls) AS {int}), CAST(sum(t.iterations) AS {int}), count(*) - 1
+    FROM covered f
+    JOIN tasks t ON t.id = f.id
+    GROUP BY f.owner
 )
-SELECT CAST(coalesce(sum(t.prompt_tokens), 0) + coalesce(sum(t.completion_tokens), 0) AS {int}),
-    coalesce(sum(t.cost), 0.0), CAST(coalesce(sum(t.tool_calls), 0) AS {int})
-FROM tasks t
-WHERE t.id IN (SELECT b.id FROM below b)
+SELECT t.id, t.agent, t.depth, i.budget, u.tokens, u.cost, u.tool_calls, u.iterations, u.runs
+FROM used u
+JOIN tasks t ON t.n = u.owner
+JOIN task_inputs i ON i.task = u.owner
+ORDER BY t.depth DESC, t.n DESC
 
 -- name: outcome
 SELECT t.id, t.status, t.result, t.error
