@@ -10,12 +10,13 @@ import pytest
 from perdure import codec
 from perdure.errors import NotFound
 from perdure.model.question import Question, QuestionKind
+from perdure.model.step import StepKind
 from perdure.model.task import Claim, Wait, WaitKind
 from perdure.policy.recovery import Rule, Verdict
-from perdure.store import Store, ends, instances, questions, recovery, tasks
+from perdure.store import Store, ends, instances, messages, questions, recovery, tasks
 from perdure.store.recovery import Recovered
 from tests.contract.conftest import OpenSecond
-from tests.world import DAY_MS, RECOVERY_LIMIT, World
+from tests.world import DAY_MS, RECOVERY_LIMIT, World, done, packed
 
 WEEK_MS = 7 * DAY_MS
 
@@ -114,6 +115,51 @@ def test_after_a_skip_a_yes_starts_anew_behind_the_damage(world: World) -> None:
     third = world.claim(claim.task.id)
     world.execute("DELETE FROM steps WHERE key = 'new b'")
     assert _crash(world, third).decision.verdict is Verdict.SKIP
+
+
+def _take(world: World, claim: Claim, key: str, name: str, **fields: Any) -> None:
+    """Complete a receive step with the oldest delivery of a name."""
+    unread = world.store.read(messages.oldest_unread, claim.task.id, name)
+    assert unread is not None
+    world.record(claim, key, done(delivery=unread.n), kind=StepKind.RECEIVE, name="receive", **fields)
+
+
+def test_after_a_skip_a_yes_gives_back_what_had_been_received(world: World) -> None:
+    claim = world.start()
+    for number in range(3):
+        world.send(claim.task.id, "paid", number, key=f"evt_{number}")
+    _take(world, claim, "r0", "paid")
+    world.store.call(messages.save_checkpoint, claim.fence, packed("one is paid"), step_key="c")
+    _take(world, claim, "r1", "paid")
+    world.record(claim, "b")
+    world.execute("DELETE FROM steps WHERE key = 'b'")
+    skipped = _crash(world, claim)
+    assert skipped.question_id is not None
+
+    world.store.call(questions.approve, skipped.question_id, by="ada")
+
+    # What lies before the checkpoint stays taken: the agent goes on from there.
+    assert world.rows("SELECT key, step_key FROM deliveries ORDER BY n") == [
+        ("evt_0", "r0"),
+        ("evt_1", None),
+        ("evt_2", None),
+    ]
+    again = world.claim(claim.task.id)
+    world.send(claim.task.id, "paid", 1, key="evt_1")  # a webhook sent again is still a duplicate
+    _take(world, again, "r1", "paid", try_number=world.task(claim.task.id).replay_from)
+    assert world.rows("SELECT key FROM deliveries WHERE step_key IS NULL") == [("evt_2",)]
+
+
+def test_going_on_after_a_crash_gives_nothing_back(world: World) -> None:
+    claim = world.start(resume="ask")
+    world.send(claim.task.id, "paid")
+    _take(world, claim, "r", "paid")
+    asked = _crash(world, claim)
+    assert asked.question_id is not None
+
+    world.store.call(questions.approve, asked.question_id, by="ada")
+
+    assert world.rows("SELECT step_key FROM deliveries") == [("r",)]
 
 
 def test_a_task_that_goes_round_in_circles_is_parked_and_counts_anew_after_a_yes(world: World) -> None:

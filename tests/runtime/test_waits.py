@@ -266,6 +266,26 @@ async def test_an_open_question_expires_only_where_it_was_told_to(house: Theatre
     assert house.loop.time() < 120
 
 
+async def test_a_task_that_starts_again_after_damage_receives_again_what_it_had_received(house: Theatre) -> None:
+    @perdure.agent
+    async def host() -> str:
+        paid = await perdure.receive("paid", type=str)
+        await perdure.sleep(100)
+        return paid
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.client.send(task.id, "paid", "100 EUR", key="evt_1")
+    await house.until(lambda: "timer" in [one.event_kind for one in house.steps(task)])
+    house.kill(first)
+    house.execute("UPDATE steps SET output = x'00' WHERE name = 'receive'")
+    await house.hire(host)
+    await (await house.question(kind="resume")).approve(by="ana")
+
+    assert await task.result(timeout=600) == "100 EUR"
+    house.execute("UPDATE steps SET output = NULL, outcome = NULL, ended_at = NULL WHERE output = x'00'")  # mended
+
+
 async def test_two_receives_of_one_name_get_one_delivery_each(house: Theatre) -> None:
     @perdure.agent
     async def host() -> list[Any]:

@@ -25,6 +25,7 @@ from perdure.store.tasks import task_from_row
 
 Q = load("questions")
 T = load("tasks")
+D = load("messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,8 @@ def _move_on(
                 from_zero=rests_on.get("verdict") != Verdict.PENDING_CONFIRMATION,
                 replay_from=rests_on.get("replay_from"),
             )
+            if rests_on.get("replay_from") is not None:
+                tx.run(D.give_back_deliveries, task=task.n)
             tx.run(Q.spend, id=question.id)
         elif verb in ("deny", "expire"):
             ends.abandon(tx, task, revision=revision, denied=verb == "deny", by=by, reason=reason)

@@ -90,7 +90,8 @@ def act(tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_m
     # What a yes has to know is bound to the question.
     evidence = {**decision.evidence, "verdict": decision.verdict, "counts": decision.counts}
     if decision.verdict is Verdict.SKIP:
-        # A yes starts again after what cannot be read: the records before are not used.
+        # A yes starts again after what cannot be read: no record from before is used, and what the task had received
+        # is given back to it.
         evidence["replay_from"] = task.step_count
     opened = questions.insert(
         tx,

@@ -74,3 +74,17 @@ LIMIT 1
 UPDATE deliveries
 SET step_key = :step_key
 WHERE n = :n AND step_key IS NULL
+
+-- name: give_back_deliveries
+-- For a task whose records are read no more. A checkpoint stands for those before it: the agent goes on from there.
+UPDATE deliveries
+SET step_key = NULL
+WHERE task = :task AND step_key IS NOT NULL AND NOT EXISTS (
+    SELECT 1
+    FROM checkpoints c
+    WHERE c.task = deliveries.task AND c.at_step > (
+        SELECT max(s.step_index)
+        FROM steps s
+        WHERE s.task = deliveries.task AND s.key = deliveries.step_key
+    )
+)
