@@ -58,6 +58,20 @@ class Error:
     error_class: str = "unknown"
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """The error as it is recorded."""
+        return {
+            "type": self.type,
+            "message": self.message,
+            "class": self.error_class,
+            "attributes": dict(self.attributes),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Error:
+        """The reverse of `to_json`."""
+        return cls(value["type"], value["message"], value["class"], value.get("attributes", {}))
+
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
 

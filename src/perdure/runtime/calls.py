@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure import ambient, codec
-from perdure.errors import WrongThread
+from perdure.errors import Error, WrongThread
 from perdure.model.step import Step
 from perdure.runtime import doubts, drift, live, stand_ins
 from perdure.runtime.call import Call
@@ -92,5 +92,5 @@ def answer(attempt: Attempt, call: Call, record: Step) -> Any:
     attempt.saved.count(record)
     if record.outcome == "completed":
         return unpacked(record, call.annotation)
-    error = stand_ins.from_json(unpacked(record, codec.ANY))
+    error = Error.from_json(unpacked(record, codec.ANY))
     raise attempt.remember(stand_ins.raise_again(error, tool=call.name), record.step_index, call.risk)

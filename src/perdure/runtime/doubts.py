@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from perdure import ambient, codec, phrases
-from perdure.errors import NotApplied, NotSerializable, OutcomeUnknown, ToolError
+from perdure.errors import Error, NotApplied, NotSerializable, OutcomeUnknown, ToolError
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.policy.risk import Risk, highest
@@ -179,7 +179,7 @@ async def _act_on_word(attempt: Attempt, matter: _Matter, word: steps.LastWord, 
             value = codec.decode(word.body, annotation=matter.call.annotation)
             return await _record_result(attempt, matter, value, question)
         case steps.WordKind.FAILED:
-            error = stand_ins.from_json(codec.decode(word.body))
+            error = Error.from_json(codec.decode(word.body))
             await _settle_inside(attempt, matter.step)
             return await live.fail_call(
                 attempt, matter.call, matter.step, None, begun=True, question_id=_id(question), error=error

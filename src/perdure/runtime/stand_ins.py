@@ -131,22 +131,7 @@ def text_of(exc: BaseException) -> str:
 
 def to_body(error: Error) -> bytes:
     """An error as the output of a step."""
-    return codec.encode(to_json(error))
-
-
-def to_json(error: Error) -> Mapping[str, Any]:
-    """An error as it is recorded in a step."""
-    return {
-        "type": error.type,
-        "message": error.message,
-        "class": error.error_class,
-        "attributes": dict(error.attributes),
-    }
-
-
-def from_json(value: Any) -> Error:
-    """The reverse of `to_json`."""
-    return Error(value["type"], value["message"], value["class"], value.get("attributes", {}))
+    return codec.encode(error.to_json())
 
 
 def _find(name: str) -> type[BaseException] | None:

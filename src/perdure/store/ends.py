@@ -20,7 +20,7 @@ from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
 from perdure.store.sessions import check_id
-from perdure.store.tasks import Proof, end_attempt, error_to_json, task_from_row
+from perdure.store.tasks import Proof, end_attempt, task_from_row
 
 Q = load("tasks")
 K = load("questions")
@@ -146,7 +146,7 @@ def _finish(
         generation=fence.generation,
         status=TASK.target(verb),
         result=result,
-        error=None if error is None else payloads.small(tx, error_to_json(error)),
+        error=None if error is None else payloads.small(tx, error.to_json()),
         revision=revision,
         notes=len(last.notes),
         risk_seen=last.risk_seen,
@@ -186,7 +186,7 @@ def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int
         Q.end_unfenced,
         id=task.id,
         status=TASK.target(verb),
-        error=payloads.small(tx, error_to_json(error)),
+        error=payloads.small(tx, error.to_json()),
         revision=revision,
     )
     if row is None:

@@ -173,7 +173,7 @@ def _outcome(run: RecordedRun, status: TaskStatus) -> _Outcome:
     """What the recording says of a run's end. The task's own status decides: it never changes again."""
     if status is not TaskStatus.FAILED:
         return _Outcome(codec.pack(codec.encode(run.result)), None)
-    error = tasks.error_to_json(Error(ERROR_TYPE, run.error or "", "permanent"))
+    error = Error(ERROR_TYPE, run.error or "", "permanent").to_json()
     result = None if run.result is None else codec.pack(codec.encode(run.result))
     return _Outcome(result, codec.pack(codec.evidence(error)))
 

@@ -285,7 +285,7 @@ def end_attempt(tx: Transaction, proof: Proof, status: str, error: Error | None 
         task=proof.n,
         number=proof.attempt,
         status=status,
-        error=None if error is None else payloads.small(tx, error_to_json(error)),
+        error=None if error is None else payloads.small(tx, error.to_json()),
         prompt_tokens=used[0],
         completion_tokens=used[1],
         cost=used[2],
@@ -294,24 +294,9 @@ def end_attempt(tx: Transaction, proof: Proof, status: str, error: Error | None 
     )
 
 
-def error_to_json(error: Error) -> dict[str, Any]:
-    """An error as stored."""
-    return {
-        "type": error.type,
-        "message": error.message,
-        "class": error.error_class,
-        "attributes": dict(error.attributes),
-    }
-
-
-def error_from_json(value: Any) -> Error:
-    """A stored error."""
-    return Error(value["type"], value["message"], value["class"], value.get("attributes", {}))
-
-
 def read_error(tx: Transaction, blob: bytes | None) -> Error | None:
     """The error in a column, or None."""
-    return None if blob is None else error_from_json(payloads.plain(tx, blob))
+    return None if blob is None else Error.from_json(payloads.plain(tx, blob))
 
 
 def _fence(fence: Fence) -> dict[str, Any]:
