@@ -102,8 +102,9 @@ class Records:
         if step is None:
             return
         self._unused[scope_of(key), step.name].pop(key, None)
-        for inner in self._under.get(scope_under(key), ()):
-            self.use(inner)
+        if len(self._under) > 1:  # Otherwise every call was made at the top: no need to work out what lies below.
+            for inner in self._under.get(scope_under(key), ()):
+                self.use(inner)
 
     def unused_of(self, parent: str, name: str) -> list[Step]:
         """Records of this name under the same parent that no call has asked for yet: a sign of drift."""

@@ -33,7 +33,7 @@ from perdure.policy.risk import Risk
 from perdure.runtime import calls, durable, endings, stand_ins
 from perdure.runtime.call import Call, from_tool
 from perdure.runtime.journal import Journal
-from perdure.runtime.running import contained, contained_in_thread
+from perdure.runtime.running import contained, contained_in_thread, until_done
 from perdure.runtime.spending import Spending
 from perdure.runtime.threads import block_on, start_thread
 from perdure.runtime.waits import Waits
@@ -239,7 +239,7 @@ class Attempt:
         self._root = running
         if self.stopping is not None:
             running.cancel()
-        await asyncio.wait({running})
+        await until_done(running)
         if running.cancelled():
             return None, asyncio.CancelledError("the agent was cancelled")
         error = running.exception()
