@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import BadInput
-from perdure.policy.budget import Budget, Usage, narrow, spend, violated, violations
+from perdure.policy.budget import Budget, Spent, narrow, spend, violated, violations
 
 NAMES = [each.name for each in fields(Budget)]
 COUNTS = st.integers(0, 2**63 - 1)
@@ -23,7 +23,7 @@ def _amounts(count: st.SearchStrategy[object], cost: st.SearchStrategy[object]) 
 
 
 BUDGETS = st.builds(Budget, **_amounts(st.none() | COUNTS, st.none() | COSTS))
-USAGES = st.builds(Usage, **_amounts(COUNTS, COSTS))
+USAGES = st.builds(Spent, **_amounts(COUNTS, COSTS))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,9 +43,9 @@ def test_half_a_count_is_refused(name: str) -> None:
 
 def test_usage_is_never_below_nothing_and_never_missing() -> None:
     with pytest.raises(BadInput):
-        Usage(tokens=-1)
+        Spent(tokens=-1)
     with pytest.raises(BadInput):
-        Usage(tokens=None)  # type: ignore[arg-type]  # the door is tested with what types forbid
+        Spent(tokens=None)  # type: ignore[arg-type]  # the door is tested with what types forbid
 
 
 def test_a_child_gets_the_smaller_of_what_is_left_and_what_it_asks_for() -> None:
@@ -67,7 +67,7 @@ def test_a_child_never_gets_more_than_either_side_allows(left: Budget, asked: Bu
 
 def test_spending_uses_up_counts_and_money_but_no_ceilings() -> None:
     budget = Budget(tokens=100, cost=1.0, tool_calls=5, iterations=6, depth=3, concurrent=2, runs=4)
-    usage = Usage(tokens=40, cost=0.25, tool_calls=1, iterations=2, depth=3, concurrent=2, runs=4)
+    usage = Spent(tokens=40, cost=0.25, tool_calls=1, iterations=2, depth=3, concurrent=2, runs=4)
 
     left = spend(budget, usage)
 
@@ -75,7 +75,7 @@ def test_spending_uses_up_counts_and_money_but_no_ceilings() -> None:
 
 
 @given(budget=BUDGETS, usage=USAGES)
-def test_what_is_left_is_never_negative_and_never_more(budget: Budget, usage: Usage) -> None:
+def test_what_is_left_is_never_negative_and_never_more(budget: Budget, usage: Spent) -> None:
     left = spend(budget, usage)
 
     for name in NAMES:
@@ -85,14 +85,14 @@ def test_what_is_left_is_never_negative_and_never_more(budget: Budget, usage: Us
 
 
 def test_a_violation_names_the_limit_the_numbers_and_the_owner() -> None:
-    texts = violations(Budget(tokens=60_000, cost=5.0), Usage(tokens=60_000, cost=4.99), owner="coder")
+    texts = violations(Budget(tokens=60_000, cost=5.0), Spent(tokens=60_000, cost=4.99), owner="coder")
 
     assert texts == ("tokens 60,000 of 60,000 (limit of coder)",)
 
 
 def test_every_violated_limit_is_listed() -> None:
     budget = Budget(tokens=10, cost=0.5, tool_calls=1, depth=2, concurrent=1, runs=0)
-    usage = Usage(tokens=12, cost=0.51, tool_calls=2, depth=3, concurrent=2, runs=1)
+    usage = Spent(tokens=12, cost=0.51, tool_calls=2, depth=3, concurrent=2, runs=1)
 
     assert violations(budget, usage) == (
         "tokens 12 of 10",
@@ -108,24 +108,24 @@ def test_every_violated_limit_is_listed() -> None:
 def test_what_is_known_only_afterwards_is_violated_when_reached(name: str) -> None:
     budget = Budget(**{name: 10})
 
-    assert violated(budget, Usage(**{name: 9})) == ()
-    assert violated(budget, Usage(**{name: 10})) == (name,)
+    assert violated(budget, Spent(**{name: 9})) == ()
+    assert violated(budget, Spent(**{name: 10})) == (name,)
 
 
 @pytest.mark.parametrize("name", ["tool_calls", "iterations", "depth", "concurrent", "runs"])
 def test_what_is_counted_beforehand_is_violated_when_exceeded(name: str) -> None:
     budget = Budget(**{name: 10})
 
-    assert violated(budget, Usage(**{name: 10})) == ()
-    assert violated(budget, Usage(**{name: 11})) == (name,)
+    assert violated(budget, Spent(**{name: 10})) == ()
+    assert violated(budget, Spent(**{name: 11})) == (name,)
 
 
 def test_no_runs_left_does_not_stop_a_model_call() -> None:
-    assert violated(Budget(runs=0, tool_calls=0, tokens=100), Usage(tokens=50)) == ()
+    assert violated(Budget(runs=0, tool_calls=0, tokens=100), Spent(tokens=50)) == ()
 
 
 @given(usage=USAGES)
-def test_without_limits_nothing_is_violated(usage: Usage) -> None:
+def test_without_limits_nothing_is_violated(usage: Spent) -> None:
     assert violations(Budget(), usage) == ()
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import BadInput, InvariantError
-from perdure.policy.lanes import Lane, Permits, rank_ms
+from perdure.model.task import Lane
+from perdure.policy.lanes import Permits, rank_ms
 
 TIMES = st.integers(0, 2**63 - 1)
 PRIORITIES = st.integers(0, 9)
@@ -49,14 +50,6 @@ def test_a_time_outside_its_range_is_refused(at: object) -> None:
         rank_ms(at, 0)  # type: ignore[arg-type]  # the door is tested with what types forbid
 
     assert refused.value.field == "available_at_ms"
-
-
-def test_an_unknown_lane_is_refused() -> None:
-    assert Lane.parse("main") is Lane.MAIN
-    with pytest.raises(BadInput) as refused:
-        Lane.parse("sequential")
-
-    assert refused.value.field == "lane"
 
 
 def test_sixteen_permits_of_which_two_are_for_main_alone() -> None:

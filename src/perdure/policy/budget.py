@@ -52,7 +52,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Spent:
     """What was used, or would be with the next move. Raises BadInput naming the field that is below 0."""
 
     tokens: int = 0
@@ -66,17 +66,17 @@ class Usage:
     def __post_init__(self) -> None:
         _check_amounts(self, optional=False)
 
-    def plus(self, more: Usage) -> Usage:
+    def plus(self, more: Spent) -> Spent:
         """Both together. What would be too large a number stops there."""
         return self._with(more, 1)
 
-    def minus(self, less: Usage) -> Usage:
+    def minus(self, less: Spent) -> Spent:
         """What remains without a part of it; never below 0."""
         return self._with(less, -1)
 
-    def _with(self, other: Usage, sign: int) -> Usage:
+    def _with(self, other: Spent, sign: int) -> Spent:
         amounts = {name: getattr(self, name) + sign * getattr(other, name) for name in _NAMES}
-        return Usage(**{name: max(0, min(amount, _INT64_MAX)) for name, amount in amounts.items()})
+        return Spent(**{name: max(0, min(amount, _INT64_MAX)) for name, amount in amounts.items()})
 
 
 def narrow(parent_left: Budget, asked: Budget) -> Budget:
@@ -92,7 +92,7 @@ def narrow(parent_left: Budget, asked: Budget) -> Budget:
     )
 
 
-def spend(budget: Budget, usage: Usage) -> Budget:
+def spend(budget: Budget, usage: Spent) -> Budget:
     """What is left after this usage; never below 0, because a call is paid for once it is known what it used.
 
     Depth and concurrent stay as they are: nothing uses them up.
@@ -108,7 +108,7 @@ def spend(budget: Budget, usage: Usage) -> Budget:
     )
 
 
-def violated(budget: Budget, usage: Usage) -> tuple[str, ...]:
+def violated(budget: Budget, usage: Spent) -> tuple[str, ...]:
     """The names of every violated limit, in a fixed order; empty when the move is allowed.
 
     Pass the usage with the next move already counted (one more tool call, these runs, the child's depth): such a
@@ -119,7 +119,7 @@ def violated(budget: Budget, usage: Usage) -> tuple[str, ...]:
     return tuple(name for name in _NAMES if _is_violated(name, _limit(budget, name), _amount(usage, name)))
 
 
-def violations(budget: Budget, usage: Usage, *, owner: str = "") -> tuple[str, ...]:
+def violations(budget: Budget, usage: Spent, *, owner: str = "") -> tuple[str, ...]:
     """The same as sentences: "tokens 60,000 of 60,000 (limit of coder)", where `owner` is whose limit it is."""
     suffix = f" (limit of {owner})" if owner else ""
     return tuple(
@@ -143,7 +143,7 @@ def _limit(budget: Budget, name: str) -> int | float | None:
     return limit
 
 
-def _amount(usage: Usage, name: str) -> int | float:
+def _amount(usage: Spent, name: str) -> int | float:
     amount: int | float = getattr(usage, name)
     return amount
 
@@ -164,7 +164,7 @@ def _minus(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(limit - used, 0)
 
 
-def _check_amounts(owner: Budget | Usage, *, optional: bool) -> None:
+def _check_amounts(owner: Budget | Spent, *, optional: bool) -> None:
     for name in (each.name for each in fields(owner)):
         value: object = getattr(owner, name)
         if value is None and optional:

@@ -1,4 +1,4 @@
-"""The two lanes, the order inside one, and how many permits each may hold.
+"""The order inside a lane, and how many permits each may hold.
 
 Exists so that a person who waits never waits behind background work. Does not claim, queue or time anything: it only
 counts and computes. Commands that abort take no permit at all, and so never ask here.
@@ -6,29 +6,14 @@ counts and computes. Commands that abort take no permit at all, and so never ask
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final
 
 from perdure.errors import BadInput, InvariantError
+from perdure.model.task import Lane
 
 PRIORITY_MAX: Final = 9
 PRIORITY_STEP_MS: Final = 30_000  # one more of priority is worth this much earlier
 _INT64_MAX: Final = 2**63 - 1
-
-
-class Lane(StrEnum):
-    """Who waits for the work."""
-
-    MAIN = "main"  # a person
-    SUBAGENT = "subagent"  # nobody, or another agent
-
-    @classmethod
-    def parse(cls, text: str) -> Lane:
-        """The lane with exactly this word. Raises BadInput for any other."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise BadInput(f"lane: {text!r} is not a lane; write one of {', '.join(cls)}", field="lane") from None
 
 
 def check_priority(priority: int) -> int:

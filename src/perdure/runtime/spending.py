@@ -13,8 +13,7 @@ from typing import Protocol
 
 from perdure.model.step import StepKind
 from perdure.model.task import Claim, Usage
-from perdure.policy.budget import Budget, narrow, spend
-from perdure.policy.budget import Usage as Spent
+from perdure.policy.budget import Budget, Spent, narrow, spend
 from perdure.runtime.call import Call
 from perdure.store import Transaction, budgets, tasks
 from perdure.store.budgets import Binding

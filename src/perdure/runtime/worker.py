@@ -29,8 +29,8 @@ from perdure.runtime.attempt import Attempt, Stop
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.lookout import Lookout
 from perdure.runtime.membership import Membership
+from perdure.runtime.permits import PermitQueue
 from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
-from perdure.runtime.seats import Seats
 from perdure.runtime.sweeper import Sweeper
 from perdure.states import QuestionStatus
 from perdure.store import Store, aio, events, instances, task_lists, tasks
@@ -86,7 +86,7 @@ class Worker:
         self._deps = deps
         self._notify = notify
         self._news = Announcer(on_event)
-        self._seats = Seats(self.settings.permits, self.settings.main_permits)
+        self._permits = PermitQueue(self.settings.permits, self.settings.main_permits)
         self._member = Membership(store, self._in_flight, killable=killable, random=self.random)
         self._lookout = Lookout(store, self.attempts.values, self._generation, seen=self._news.look)
         self._sweeper = Sweeper(self)
@@ -216,12 +216,12 @@ class Worker:
     async def _claim_once(self) -> None:
         """Claim as much as there are permits for, main first, until there is no permit or nothing is due."""
         for lane in (Lane.MAIN, Lane.SUBAGENT):
-            while not self._is_stopping and (seats := self._seats.reserve(lane, _CLAIMED_AT_ONCE)) > 0:
-                if await self._claim(lane, seats) < seats:
+            while not self._is_stopping and (permits := self._permits.reserve(lane, _CLAIMED_AT_ONCE)) > 0:
+                if await self._claim(lane, permits) < permits:
                     break
 
-    async def _claim(self, lane: Lane, seats: int) -> int:
-        """Claim up to `seats` tasks of a lane, whose permits are taken. How many."""
+    async def _claim(self, lane: Lane, permits: int) -> int:
+        """Claim up to `permits` tasks of a lane, whose permits are taken. How many."""
         count = 0
         try:
             async with self._ownership:
@@ -233,13 +233,13 @@ class Worker:
                     instance=self._registration.n,
                     instance_id=self.instance_id,
                     generation=self._registration.generation,
-                    limit=seats,
+                    limit=permits,
                 )
                 for claim in found:
                     count += self._start(claim)
             return count
         finally:
-            self._seats.give(lane, seats - count)
+            self._permits.give(lane, permits - count)
 
     async def adopt(self, task_id: str) -> bool:
         """Claim one task that was just admitted in this process, if a permit is free."""
@@ -247,7 +247,7 @@ class Worker:
             return False
         task = await aio.read(self.store, tasks.get, task_id)
         is_ours = any(name == task.agent and task.version in ("", version) for name, version in self._agents)
-        if not is_ours or self._seats.reserve(task.lane, 1) == 0:
+        if not is_ours or self._permits.reserve(task.lane, 1) == 0:
             return False
         started = 0
         try:
@@ -258,7 +258,7 @@ class Worker:
                 if claim is not None:
                     started = self._start(claim)
         finally:
-            self._seats.give(task.lane, 1 - started)
+            self._permits.give(task.lane, 1 - started)
         return started > 0
 
     def _start(self, claim: Claim) -> int:
@@ -311,11 +311,11 @@ class Worker:
 
     async def take_permit(self, attempt: Attempt) -> None:
         """Win a permit again; those who restore come before new claims of their lane."""
-        await self._seats.take(attempt.task.lane)
+        await self._permits.take(attempt.task.lane)
 
     def give_permit(self, attempt: Attempt) -> None:
         """Give the permit back, first of all to who waits to restore."""
-        self._seats.give(attempt.task.lane)
+        self._permits.give(attempt.task.lane)
         self._work.set()
 
     def look_soon(self) -> None:

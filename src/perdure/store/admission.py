@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from perdure import codec
 from perdure.errors import BadInput, KeyConflict, NotFound, Refused
 from perdure.model.task import Fence, Lane, Mode, Task
-from perdure.policy.budget import Budget, Usage, narrow, spend
+from perdure.policy.budget import Budget, Spent, narrow, spend
 from perdure.policy.lanes import check_priority, rank_ms
 from perdure.policy.risk import Risk
 from perdure.states import TASK
@@ -311,7 +311,7 @@ def _child_limits(tx: Transaction, parent: Task, count: int) -> Budget:
     violated: list[str] = []
     left = _NO_LIMITS
     for one in budgets.binding(tx, parent.id):
-        used = one.used.plus(Usage(runs=count))
+        used = one.used.plus(Spent(runs=count))
         violated += _violations(tx, one, used, parent, count)
         left = narrow(left, spend(one.budget, used))
     if violated:
@@ -334,7 +334,7 @@ def _chain(tx: Transaction, parent: Task) -> list[str]:
     return chain
 
 
-def _violations(tx: Transaction, one: Binding, used: Usage, parent: Task, count: int) -> list[str]:
+def _violations(tx: Transaction, one: Binding, used: Spent, parent: Task, count: int) -> list[str]:
     """Every ceiling of one budget that `count` more children would break; `used` has them counted in."""
     budget, found = one.budget, []
     if budget.depth is not None and parent.depth + 1 - (one.depth - 1) > budget.depth:

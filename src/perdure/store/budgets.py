@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perdure.errors import BudgetExceeded
-from perdure.policy.budget import Budget, Usage, violations
+from perdure.policy.budget import Budget, Spent, violations
 from perdure.store import sessions
 from perdure.store.database import Transaction
 from perdure.store.queries import load
@@ -29,13 +29,13 @@ class Binding:
     agent: str
     depth: int
     budget: Budget
-    used: Usage
+    used: Spent
 
-    def with_more(self, used: Usage) -> Binding:
+    def with_more(self, used: Spent) -> Binding:
         """The same with this used on top."""
         return replace(self, used=self.used.plus(used))
 
-    def without(self, used: Usage) -> Binding:
+    def without(self, used: Spent) -> Binding:
         """The same without a part of what is used."""
         return replace(self, used=self.used.minus(used))
 
@@ -48,7 +48,7 @@ def binding(tx: Transaction, task_id: str) -> list[Binding]:
             agent,
             depth,
             Budget.from_json(json.loads(budget)),
-            Usage(
+            Spent(
                 tokens=min(int(tokens), _INT64_MAX), cost=cost, tool_calls=tool_calls, iterations=iterations, runs=runs
             ),
         )
@@ -70,7 +70,7 @@ def check_call(tx: Transaction, task_id: str, *, tool_calls: int, iterations: in
 
 def refuse_violated(bound: Sequence[Binding], *, tool_calls: int = 0, iterations: int = 0) -> None:
     """Raise BudgetExceeded with every limit that these calls on top would violate, the nearest first."""
-    calls = Usage(tool_calls=tool_calls, iterations=iterations)
+    calls = Spent(tool_calls=tool_calls, iterations=iterations)
     texts = [text for one in bound for text in violations(one.budget, one.used.plus(calls), owner=one.agent)]
     if texts:
         raise BudgetExceeded("; ".join(texts), limit=texts[0])

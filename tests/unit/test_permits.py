@@ -7,22 +7,22 @@ import asyncio
 import pytest
 
 from perdure.model.task import Lane
-from perdure.runtime.seats import Seats
+from perdure.runtime.permits import PermitQueue
 
 
-async def waiting(seats: Seats) -> asyncio.Task[None]:
+async def waiting(permits: PermitQueue) -> asyncio.Task[None]:
     """Somebody who waits for a permit."""
-    task = asyncio.ensure_future(seats.take(Lane.SUBAGENT))
+    task = asyncio.ensure_future(permits.take(Lane.SUBAGENT))
     await asyncio.sleep(0)
     return task
 
 
 async def test_a_permit_that_is_given_back_goes_to_who_has_waited_longest() -> None:
-    seats = Seats(1, 0)
-    await seats.take(Lane.SUBAGENT)
-    first, second = await waiting(seats), await waiting(seats)
+    permits = PermitQueue(1, 0)
+    await permits.take(Lane.SUBAGENT)
+    first, second = await waiting(permits), await waiting(permits)
 
-    seats.give(Lane.SUBAGENT)
+    permits.give(Lane.SUBAGENT)
     await asyncio.sleep(0)
 
     assert (first.done(), second.done()) == (True, False)
@@ -30,43 +30,43 @@ async def test_a_permit_that_is_given_back_goes_to_who_has_waited_longest() -> N
 
 
 async def test_who_gave_up_before_the_permit_came_does_not_take_it_along() -> None:
-    seats = Seats(1, 0)
-    await seats.take(Lane.SUBAGENT)
-    gone, second = await waiting(seats), await waiting(seats)
+    permits = PermitQueue(1, 0)
+    await permits.take(Lane.SUBAGENT)
+    gone, second = await waiting(permits), await waiting(permits)
 
     gone.cancel()
-    seats.give(Lane.SUBAGENT)  # Before the cancelled one has had its turn.
+    permits.give(Lane.SUBAGENT)  # Before the cancelled one has had its turn.
     await asyncio.wait({gone, second}, timeout=1)
 
     assert gone.cancelled()
     assert second.done()
-    seats.give(Lane.SUBAGENT)
-    assert seats.reserve(Lane.SUBAGENT, 5) == 1
+    permits.give(Lane.SUBAGENT)
+    assert permits.reserve(Lane.SUBAGENT, 5) == 1
 
 
 async def test_who_gives_up_in_the_turn_of_the_permit_hands_it_on() -> None:
-    seats = Seats(1, 0)
-    await seats.take(Lane.SUBAGENT)
-    gone, second = await waiting(seats), await waiting(seats)
+    permits = PermitQueue(1, 0)
+    await permits.take(Lane.SUBAGENT)
+    gone, second = await waiting(permits), await waiting(permits)
 
-    seats.give(Lane.SUBAGENT)
+    permits.give(Lane.SUBAGENT)
     gone.cancel()
     await asyncio.wait({gone, second}, timeout=1)
 
     with pytest.raises(asyncio.CancelledError):
         await gone
     assert second.done()
-    seats.give(Lane.SUBAGENT)
-    assert seats.reserve(Lane.SUBAGENT, 5) == 1
+    permits.give(Lane.SUBAGENT)
+    assert permits.reserve(Lane.SUBAGENT, 5) == 1
 
 
 async def test_who_gives_up_while_nothing_is_free_leaves_the_queue() -> None:
-    seats = Seats(1, 0)
-    await seats.take(Lane.SUBAGENT)
-    gone = await waiting(seats)
+    permits = PermitQueue(1, 0)
+    await permits.take(Lane.SUBAGENT)
+    gone = await waiting(permits)
 
     gone.cancel()
     await asyncio.wait({gone}, timeout=1)
-    seats.give(Lane.SUBAGENT)
+    permits.give(Lane.SUBAGENT)
 
-    assert seats.reserve(Lane.SUBAGENT, 5) == 1
+    assert permits.reserve(Lane.SUBAGENT, 5) == 1
