@@ -119,7 +119,7 @@ class Question(AskedQuestion):
     async def resolve(self, verdict: Verdict[Any], *, by: str, reason: str = "", anyway: bool = False) -> QuestionRow:
         """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
 
-        "It did not happen, run it" acts once its old worker is proven gone; `anyway` does not wait for that, and may
+        "It did not happen, run it" acts once its old worker is proven dead; `anyway` does not wait for that, and may
         be added to that answer later. Raises BadInput for a result that the tool cannot have returned; where only the
         worker has the tool, the question is asked again.
         """

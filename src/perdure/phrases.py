@@ -87,7 +87,7 @@ def ways_to_answer(question_id: str, kind: str, *, flags: str = "") -> tuple[tup
         case QuestionKind.STEP_IN_DOUBT:
             return (
                 (f"{answer} --happened{flags}", "it happened; --result JSON gives what it returned"),
-                (f"{answer} --not-happened{flags}", "it did not; it runs, once its old worker is proven gone"),
+                (f"{answer} --not-happened{flags}", "it did not; it runs, once its old worker is proven dead"),
                 (f"{answer} --give-up{flags}", "nobody knows; the agent gets OutcomeUnknown"),
             )
         case QuestionKind.ASK:

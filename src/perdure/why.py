@@ -156,9 +156,9 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str]) -> s
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
         case WaitKind.TIMER:
-            gone = next((key.removeprefix(tasks.GONE) for key in wait.keys if key.startswith(tasks.GONE)), None)
-            if gone is not None:
-                return f"the answer is stored and acts once {_called(tx, gone)} is proven gone"
+            holder = next((key.removeprefix(tasks.DEAD) for key in wait.keys if key.startswith(tasks.DEAD)), None)
+            if holder is not None:
+                return f"the answer is stored and acts once {_called(tx, holder)} is proven dead"
             assert wait.until_ms is not None, task.id
             left = phrases.duration(wait.until_ms - tx.now)
             return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
@@ -302,7 +302,7 @@ def _moves(tx: Transaction, task: Task, flags: str) -> Iterator[str]:
             ways.append((f"perdure why {child.id}{flags}", "what this child waits for"))
     if task.status is TaskStatus.WAITING:
         for wait in task.waiting_for:
-            if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.GONE) for key in wait.keys):
+            if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.DEAD) for key in wait.keys):
                 ways += _run_anyway(tx, task, wait, flags)
     if task.status is TaskStatus.PENDING and _no_worker(tx, task):
         ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent}"))

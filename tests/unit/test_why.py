@@ -152,12 +152,12 @@ def test_an_answer_that_waits_for_a_worker_to_be_gone_says_so_and_what_to_do(wor
     world.begin(claim, "pay", risk="high")
     question = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
     world.store.call(questions.answer, question.id, by="ana", value=packed({"verdict": "not_happened"}))
-    gone = f"gone:{world.worker.id}"
-    world.set_aside(claim, Wait(WaitKind.TIMER, (gone,), "pay", world.clock.now_ms() + 1000))
+    holder = f"dead:{world.worker.id}"
+    world.set_aside(claim, Wait(WaitKind.TIMER, (holder,), "pay", world.clock.now_ms() + 1000))
 
     said = because(world, claim.task.id)
 
-    assert said == "the answer is stored and acts once worker worker-0 (host host, pid 1) is proven gone"
+    assert said == "the answer is stored and acts once worker worker-0 (host host, pid 1) is proven dead"
     assert f"perdure answer {question.id} --not-happened --anyway" in explain(world, claim.task.id)
 
 

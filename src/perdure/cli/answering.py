@@ -83,7 +83,7 @@ def answer(
     result: Annotated[str | None, typer.Option("--result", metavar="JSON", help="What it returned.")] = None,
     not_happened: Annotated[bool, typer.Option("--not-happened", help="It did not; run it.")] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Run it although its old worker is not proven gone. It is on record.")
+        bool, typer.Option("--anyway", help="Run it although its old worker is not proven dead. It is on record.")
     ] = False,
     give_up: Annotated[bool, typer.Option("--give-up", help="Nobody can find out.")] = False,
     because: Because = "",

@@ -2,7 +2,7 @@
 
 Low and medium risk run again. From high up no machine runs it again by itself: its old holder may have left word of
 it, `reconcile` may know, else a person says *it happened, with this result*, *it did not, run it*, or *give up*.
-"Run it" acts only once the process that held the call is proven gone (zombies.py).
+"Run it" acts only once the process that held the call is proven dead (zombies.py).
 """
 
 from __future__ import annotations
@@ -142,20 +142,20 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
     call, step, journal = matter.call, matter.step, attempt.journal
     attempt.intents[step.key] = call, step
     while True:
-        gone = await zombies.look(attempt, step.key, matter.held_by)
+        dead = await zombies.look(attempt, step.key, matter.held_by)
         question = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.STEP_IN_DOUBT, step.key)
         reconciled = ""  # While there is a question that counts, reconcile has had its word.
         if question is None:
-            if gone is not None and gone.word is not None and gone.word.kind is not steps.WordKind.CUT_OFF:
-                return await _act_on_word(attempt, matter, gone.word, None)
+            if dead is not None and dead.word is not None and dead.word.kind is not steps.WordKind.CUT_OFF:
+                return await _act_on_word(attempt, matter, dead.word, None)
             said = await _reconcile(attempt, matter)
             if said.kind == HAPPENED:
                 return await _record_result(attempt, matter, said.result, None)
-            if said.kind == NOT_HAPPENED and gone is not None:
+            if said.kind == NOT_HAPPENED and dead is not None:
                 return await _run_again(attempt, matter, None)
             if said.kind == NOT_HAPPENED:
                 # True now; but its holder may go on with it yet. Asked again once it cannot.
-                await zombies.until_gone(attempt, step.key, matter.held_by, None)
+                await zombies.until_dead(attempt, step.key, matter.held_by, None)
                 continue
             reconciled = said.why
         question, verdict = await _ask(attempt, matter, reconciled=reconciled)
@@ -163,11 +163,11 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
             return await _record_result(attempt, matter, verdict.result, question)
         if verdict.kind != NOT_HAPPENED:
             return await _give_up(attempt, matter, question)
-        gone = await zombies.until_gone(attempt, step.key, matter.held_by, question)
-        if gone.anyway or question.anyway or gone.at_ms < (question.answered_at or 0):
+        dead = await zombies.until_dead(attempt, step.key, matter.held_by, question)
+        if dead.anyway or question.anyway or dead.at_ms < (question.answered_at or 0):
             return await _run_again(attempt, matter, question)
-        if gone.word is not None and gone.word.kind is not steps.WordKind.CUT_OFF:
-            return await _act_on_word(attempt, matter, gone.word, question)
+        if dead.word is not None and dead.word.kind is not steps.WordKind.CUT_OFF:
+            return await _act_on_word(attempt, matter, dead.word, question)
         await journal.write(questions.void, journal.fence, question.id, reason="its holder outlived the answer")
         matter.cause = f"{matter.cause}; whoever held it was still alive when that was answered, and may have gone on"
 

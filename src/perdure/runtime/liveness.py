@@ -1,7 +1,7 @@
-"""Who lives and who is gone: the judge of heartbeats, an owner's own deadline, and a lock no dead process can hold.
+"""Who is silent and who is dead: the judge of heartbeats, an owner's own deadline, and a lock no dead process can hold.
 
-Silence for a lease makes an instance *gone*: its work may be taken over, but it may still act. Only a free lock
-proves it *dead*. Nothing here loops, waits or reads the database; the worker brings what it read and acts on the word.
+An instance without a heartbeat for a lease is *silent*: its work may be taken over, but it may still act. Only a free
+lock proves it *dead*. Nothing here loops, waits or reads the database; the worker brings what it read and acts on the word.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Observer:
         self._watches: dict[tuple[str, int], _Watch] = {}
 
     def saw(self, instances: Sequence[Instance], own_heartbeat_ok_at_boot_ms: int) -> list[Instance]:
-        """Take note of the instances just read and return those that are gone, in the order given.
+        """Take note of the instances just read and return those that are silent, in the order given.
 
         `own_heartbeat_ok_at_boot_ms` is when the observer's last heartbeat was acknowledged. Call it at each own
         beat: it forgets who is not in the list, and calls further apart than the gap accuse nobody. A word said
@@ -88,7 +88,7 @@ class Observer:
         now_ms = self._clock.boot_ms()
         known = self._watches if self._beats_get_through(now_ms, own_heartbeat_ok_at_boot_ms) else {}
         self._watches = {}
-        gone = []
+        silent = []
         for instance in instances:
             key = (instance.id, instance.generation)
             watch = known.get(key)
@@ -96,8 +96,8 @@ class Observer:
                 watch = _Watch(instance.heartbeat, now_ms)
             self._watches[key] = watch
             if now_ms - watch.since_ms >= self._lease_ms:
-                gone.append(instance)
-        return gone
+                silent.append(instance)
+        return silent
 
     def _beats_get_through(self, now_ms: int, own_ok_ms: int) -> bool:
         before_ms, self._own_ok_ms = self._own_ok_ms, own_ok_ms

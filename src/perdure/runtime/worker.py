@@ -2,7 +2,7 @@
 
     claim loop      permits by lane -> tasks.claim -> an Attempt each
     heartbeat       raise the counter, reconcile what the database says this process owns
-    sweeper         deadlines, timers, expiries, who is gone, recovery (sweeper.py)
+    sweeper         deadlines, timers, expiries, who is silent, recovery (sweeper.py)
     look            whether what waiting attempts wait for has happened
     pulses          streamed events, batched
 
@@ -357,7 +357,7 @@ class Worker:
             await self.beat()
 
     async def beat(self) -> bool:
-        """Prove that this process lives and reconcile what it owns. False when it was declared gone."""
+        """Prove that this process lives and reconcile what it owns. False when it was taken for dead."""
         async with self._ownership:
             held = list(self.attempts)
             beat = await self._member.beat(held)

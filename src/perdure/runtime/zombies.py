@@ -1,7 +1,7 @@
 """Whether whoever held a call may still be inside it, and what became of the call meanwhile.
 
 "It did not happen, run it" was true when it was said. A process that was only stopped may have woken since, and gone
-on in the middle of the call. So the answer acts only once that process is known to be gone, and if it was not gone
+on in the middle of the call. So the answer acts only once that process is known to be dead, and if it was not dead
 yet when the answer was given, its last word about the call decides.
 """
 
@@ -22,7 +22,7 @@ _LOOK_AGAIN_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Dead:
     """Nobody can be inside the call any more, since `at_ms`; `word` is what its holder said at the end, if anything.
 
     `anyway`: a person said not to wait for proof.
@@ -33,8 +33,8 @@ class Gone:
     anyway: bool = False
 
 
-async def look(attempt: Attempt, key: str, held_by: int) -> Gone | None:
-    """Whether the attempt that held the call is known to be gone; None while it may still be inside."""
+async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
+    """Whether the attempt that held the call is known to be dead; None while it may still be inside."""
     journal, task_id, in_flight = attempt.journal, attempt.task.id, attempt.host.in_flight
     owner = await journal.read(steps.owner, task_id, held_by)
     if owner is not None and owner.instance_id == attempt.host.instance_id:
@@ -44,14 +44,14 @@ async def look(attempt: Attempt, key: str, held_by: int) -> Gone | None:
         if word is None or word.attempt != held_by:
             # Told already, with those of an identity of this process that was given up meanwhile.
             word = await journal.read(steps.last_word, task_id, key, held_by)
-        return Gone(0 if word is None else word.at_ms, word)
+        return Dead(0 if word is None else word.at_ms, word)
     if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
         return None
     word = await journal.read(steps.last_word, task_id, key, held_by)
-    return Gone(0 if owner is None else owner.stopped_at or 0, word)
+    return Dead(0 if owner is None else owner.stopped_at or 0, word)
 
 
-async def until_gone(attempt: Attempt, key: str, held_by: int, question: Question | None) -> Gone:
+async def until_dead(attempt: Attempt, key: str, held_by: int, question: Question | None) -> Dead:
     """Wait until nobody can be inside the call any more, or a person says not to wait."""
     journal = attempt.journal
     while True:
@@ -59,13 +59,13 @@ async def until_gone(attempt: Attempt, key: str, held_by: int, question: Questio
         if found is not None:
             return found
         if question is not None and (await journal.read(questions.get, question.id)).anyway:
-            return Gone(0, None, anyway=True)
+            return Dead(0, None, anyway=True)
         owner = await journal.read(steps.owner, attempt.task.id, held_by)
         if owner is not None and owner.instance_id == attempt.host.instance_id:
             # In a thread of this very process: it holds the permit, for it is running.
             await attempt.host.in_flight.until_returned(attempt.task.id, key)
             continue
         assert owner is not None
-        keys = (tasks.GONE + owner.instance_id, *(() if question is None else (question.id,)))
+        keys = (tasks.DEAD + owner.instance_id, *(() if question is None else (question.id,)))
         until_ms = journal.store.clock.now_ms() + _LOOK_AGAIN_MS
         await attempt.waits.until(Wait(WaitKind.TIMER, keys, key, until_ms))

@@ -164,7 +164,7 @@ def answer(
 ) -> Question:
     """Answer an open question of the agent, or say what became of a call.
 
-    `anyway`: run a call that did not happen although its old owner has not been proven gone; it is on record, and
+    `anyway`: run a call that did not happen although its old owner has not been proven dead; it is on record, and
     may be added to that answer until it is used up. Raises BadInput for `anyway` with another answer.
     """
     return _settle(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)

@@ -27,7 +27,7 @@ K = load("questions")
 I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
 
 NEVER_MS = 1 << 62  # an instant that does not come
-GONE = "gone:"  # before an instance's id, in a timer that also ends when that instance is proven gone
+DEAD = "dead:"  # before an instance's id, in a timer that also ends when that instance is proven dead
 
 
 class Proof(NamedTuple):
@@ -235,9 +235,9 @@ def has_happened(tx: Transaction, task_id: str, wait: Wait) -> bool:
             return bool(wait.keys) and _may_go_on(tx, *wait.keys)
 
 
-def _may_go_on(tx: Transaction, gone: str, question_id: str = "") -> bool:
-    """Whether an instance is proven gone, or a person said not to wait for that."""
-    row = tx.one(I.get, id=gone.removeprefix(GONE))
+def _may_go_on(tx: Transaction, holder: str, question_id: str = "") -> bool:
+    """Whether an instance is proven dead, or a person said not to wait for that."""
+    row = tx.one(I.get, id=holder.removeprefix(DEAD))
     if row is None or row[2] == InstanceStatus.STOPPED:
         return True
     asked = tx.one(K.get, id=question_id) if question_id else None
