@@ -32,6 +32,7 @@ from perdure.policy.budget import Budget
 from perdure.policy.risk import Risk
 from perdure.runtime import calls, durable, endings, stand_ins
 from perdure.runtime.call import Call, from_tool
+from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.journal import Journal
 from perdure.runtime.running import contained, contained_in_thread, until_done
 from perdure.runtime.spending import Spending
@@ -39,11 +40,10 @@ from perdure.runtime.threads import block_on, start_thread
 from perdure.runtime.waits import Waits
 from perdure.settings import Settings
 from perdure.store import Store, aio
-from perdure.store.steps import LastWord, NewStep, WordKind
+from perdure.store.steps import NewStep
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
-Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]
 
 
 class Stop(Enum):
@@ -54,38 +54,6 @@ class Stop(Enum):
     INTERRUPT = auto()  # cut off; recovery decides
     DEADLINE = auto()  # its time is over
     LOST = auto()  # somebody else owns the task, or it has ended: write nothing
-
-
-class InFlight(Protocol):
-    """Calls above low risk that may still be inside their function, over all attempts of a process."""
-
-    def add(self, task_id: str, key: str, running: asyncio.Future[Any]) -> None:
-        """A call has started; it counts until `running` is done."""
-        ...
-
-    def holds(self, task_id: str, key: str) -> bool:
-        """Whether the call may still be running in this process."""
-        ...
-
-    async def until_returned(self, task_id: str, key: str) -> None:
-        """Wait until the call has returned."""
-        ...
-
-    def leave(self, word: LastWord, running: asyncio.Future[Any], tell: Tell) -> None:
-        """The caller goes away without an outcome; `tell` says later how the call ended."""
-        ...
-
-    def keep(self, word: LastWord) -> None:
-        """What is known of a call whose outcome could not be put on record."""
-        ...
-
-    def word(self, task_id: str, key: str) -> LastWord | None:
-        """How a call that its caller had left has ended, if that is known."""
-        ...
-
-    def forget(self, task_id: str, key: str) -> None:
-        """The call's outcome is on record."""
-        ...
 
 
 class Host(Protocol):
@@ -101,7 +69,7 @@ class Host(Protocol):
         ...
 
     @property
-    def in_flight(self) -> InFlight:
+    def in_flight(self) -> InFlightCalls:
         """Calls that may still be inside their function."""
         ...
 

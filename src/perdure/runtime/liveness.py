@@ -1,7 +1,8 @@
 """Who is silent and who is dead: the judge of heartbeats, an owner's own deadline, and a lock no dead process can hold.
 
 An instance without a heartbeat for a lease is *silent*: its work may be taken over, but it may still act. Only a free
-lock proves it *dead*. Nothing here loops, waits or reads the database; the worker brings what it read and acts on the word.
+lock proves it *dead*. Nothing here loops, waits or reads the database; the worker brings what it read and acts on what
+it is told.
 """
 
 from __future__ import annotations
