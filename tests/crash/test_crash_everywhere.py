@@ -101,6 +101,16 @@ async def bank() -> str:
     return f"{await transfer(1)} {await transfer(2)}"
 
 
+@perdure.agent
+async def frugal(order: str) -> str:
+    return f"{await look_up(order)}, {await note(order)}"
+
+
+@perdure.agent(budget=perdure.Budget(tool_calls=4))
+async def sharing() -> list[str]:
+    return await perdure.gather(frugal("a"), frugal("b"))
+
+
 @perdure.agent(risk="high")
 async def declared_high() -> str:
     return await send("me")
@@ -155,6 +165,13 @@ async def test_a_call_in_doubt_is_settled_by_the_world_where_the_tool_has_reconc
 
 async def test_a_task_that_asks_before_it_resumes_is_told_to_go_on() -> None:
     assert {play.result for play in await world().crash_everywhere(declared_high)} == {"m-me"}
+
+
+async def test_a_budget_with_room_for_each_call_once_has_it_wherever_a_crash_comes() -> None:
+    plays = await world().crash_everywhere(sharing)
+
+    assert len(plays) > 10
+    assert [play.result for play in plays] == [["details of a, A", "details of b, B"]] * len(plays)
 
 
 async def test_a_failure_stays_the_same_failure() -> None:
