@@ -27,6 +27,7 @@ from perdure.runtime.blocks import beside, cancelled_by
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.durable import failure, new_task
 from perdure.runtime.pulse import PulseBuffer
+from perdure.runtime.settling import as_outcome
 from perdure.runtime.starts import agent_call, call_to_start, registry
 from perdure.runtime.worker import Worker
 from perdure.settings import Settings
@@ -181,6 +182,15 @@ class TaskHandle(Generic[R]):
     async def cancel(self, reason: str = "", *, by: str = "") -> bool:
         """End the task and its descendants. True if this call did it; it is durable then."""
         return await self._client.perform(ends.cancel, self.id, reason=reason, by=by)
+
+    async def settle(self, step: int, verdict: Verdict[Any], *, by: str, reason: str = "") -> bool:
+        """Say what became of the call on record `step`, which the task left in doubt when it ended. Moves no task.
+
+        True if this call did it, False when its outcome is known. Raises NotFound, and Refused while the task goes on.
+        """
+        record = await self._client.read(steps.at_index, self.id, step)
+        outcome = as_outcome(verdict, tool=record.name, reason=reason)
+        return await self._client.perform(ends.settle_call, self.id, step, outcome, by=by, reason=reason)
 
     async def why(self) -> str:
         """Why the task stands where it stands, as text."""

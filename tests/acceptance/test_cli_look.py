@@ -245,6 +245,22 @@ def test_anyway_changes_nothing_where_the_answer_runs_nothing(desk: Desk, story:
     assert late.out.endswith(" ago; nothing changed\n")
 
 
+def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, story: Story) -> None:
+    task_id = story.child.task.id
+    (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
+    early = desk.run("settle", task_id, str(number), "--happened", "--by", "ana")
+    desk.run("cancel", task_id)
+
+    first = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
+    second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
+
+    assert (early.code, "has not ended" in early.err) == (1, True)
+    assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
+    assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
+    assert desk.run("effects", "--in-doubt").out == ""
+    assert desk.run("settle", task_id, str(number)).code == 2
+
+
 def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
     claim = world.start()
     world.ask(claim, QuestionKind.CALL, text="may it run?", expires_at_ms=world.clock.now_ms() + 1)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure.errors import Error, InvariantError, LeaseLost
+from perdure import codec
+from perdure.errors import BadInput, Error, InvariantError, LeaseLost, NotFound, Refused
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note
 from perdure.model.task import Claim, Fence, Mode, Usage, Wait, WaitKind
@@ -132,6 +133,42 @@ def test_a_step_in_doubt_stays_on_record_after_the_task_has_ended(world: World) 
     world.fail(claim)
 
     assert [one.step.key for one in world.store.read(steps.effects, in_doubt=True)] == ["pay"]
+
+
+def test_what_became_of_a_call_may_be_recorded_after_its_task_has_ended(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    world.record(claim, "look")
+    world.fail(claim)
+    task = world.task(claim.task.id)
+
+    first = world.store.call(ends.settle_call, task.id, 1, done("r-1"), by="ana", reason="it is in the ledger")
+    second = world.unchanged_by(world.store.call, ends.settle_call, task.id, 1, done("r-2"), by="bob")
+
+    assert (first, second) == (True, False)
+    step = world.store.read(steps.by_key, task.id, "pay")
+    assert step is not None
+    assert (step.outcome, codec.decode(step.output or b""), step.attempt) == ("completed", "r-1", 1)
+    assert world.store.read(steps.effects, in_doubt=True) == []
+    told = world.feed(task.id)[-1]
+    assert (told.kind, told.payload["by"], told.payload["reason"]) == ("call_settled", "ana", "it is in the ledger")
+    after = world.task(task.id)
+    assert (after.status, after.finished_at, after.revision) == (task.status, task.finished_at, task.revision)
+    assert [event.seq for event in world.feed(task.id)] == list(range(1, after.event_seq + 1))
+
+
+def test_only_a_call_above_low_risk_of_an_ended_task_is_settled_by_hand(world: World) -> None:
+    claim = world.start()
+    world.record(claim, "look")
+    world.begin(claim, "pay", risk="high")
+    going_on = world.unchanged_by(world.store.call, ends.settle_call, claim.task.id, 2, done(), by="ana")
+    world.fail(claim)
+
+    low = world.unchanged_by(world.store.call, ends.settle_call, claim.task.id, 1, done(), by="ana")
+    missing = world.unchanged_by(world.store.call, ends.settle_call, claim.task.id, 99, done(), by="ana")
+    unknown = world.unchanged_by(world.store.call, ends.settle_call, "nobody", 0, done(), by="ana")
+
+    assert [type(one) for one in (going_on, low, missing, unknown)] == [Refused, BadInput, NotFound, NotFound]
 
 
 # -- one winner ------------------------------------------------------------------------------

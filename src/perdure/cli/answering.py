@@ -1,4 +1,4 @@
-"""Commands that decide: `approve`, `deny`, `answer`, `cancel`, `resume`.
+"""Commands that decide: `approve`, `deny`, `answer`, `settle`, `cancel`, `resume`.
 
 An answer counts once. Who comes second is told what was answered, by whom and when; nothing is changed.
 """
@@ -16,15 +16,17 @@ from perdure import codec, config, phrases
 from perdure.cli import opening, screen
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
-from perdure.cli.shapes import question_shape, task_shape
+from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.client import Client
 from perdure.definitions import returns
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
 from perdure.runtime import answers
+from perdure.runtime.doubts import Verdict
+from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
-from perdure.store import ends, questions, recovery, task_lists, tasks
+from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import because as reason_of
 from perdure.why import open_questions, standing
@@ -33,12 +35,17 @@ _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n"
 
 Because = Annotated[str, typer.Option("--because", help="The reason; the agent is told.")]
 
+Happened = Annotated[bool, typer.Option("--happened", help="The call in doubt took place.")]
+ResultText = Annotated[str | None, typer.Option("--result", metavar="JSON", help="What it returned.")]
+GiveUp = Annotated[bool, typer.Option("--give-up", help="Nobody can find out.")]
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(approve)
     app.command()(deny)
     app.command()(answer)
+    app.command()(settle)
     app.command()(cancel)
     app.command()(resume)
 
@@ -79,13 +86,13 @@ def answer(
     question: QuestionId,
     value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The answer to an agent's question.")] = None,
     *,
-    happened: Annotated[bool, typer.Option("--happened", help="The call in doubt took place.")] = False,
-    result: Annotated[str | None, typer.Option("--result", metavar="JSON", help="What it returned.")] = None,
+    happened: Happened = False,
+    result: ResultText = None,
     not_happened: Annotated[bool, typer.Option("--not-happened", help="It did not; run it.")] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Run it although its old worker is not proven dead. It is on record.")
     ] = False,
-    give_up: Annotated[bool, typer.Option("--give-up", help="Nobody can find out.")] = False,
+    give_up: GiveUp = False,
     because: Because = "",
     by: By = "",
     db: Db = None,
@@ -96,29 +103,60 @@ def answer(
 
     VALUE answers what an agent asked. A call in doubt wants --happened (with --result), --not-happened or --give-up.
     """
-    verdicts = ((HAPPENED, happened), (NOT_HAPPENED, not_happened), (GIVE_UP, give_up))
-    chosen = [kind for kind, is_chosen in verdicts if is_chosen]
-    if len(chosen) > 1:
-        raise BadInput("give one of --happened, --not-happened and --give-up", field="answer")
-    if result is not None and not happened:
-        raise BadInput("--result goes with --happened", field="result")
+    chosen = _chosen(happened=happened, not_happened=not_happened, give_up=give_up, result=result)
     if anyway and not not_happened:
         raise BadInput("--anyway goes with --not-happened", field="anyway")
     with opened(db, app) as client:
         row, evidence = client.store.read(_one, question)
         if row.kind is QuestionKind.STEP_IN_DOUBT:
-            if not chosen or value is not None:
+            if chosen is None or value is not None:
                 choice = "--happened, --not-happened or --give-up"
                 raise BadInput(f"{row.id} asks what became of a call: give {choice}", field="answer")
             happened_with = _result(result, evidence, app) if happened else None
-            said: Any = {"verdict": chosen[0], "result": happened_with}
+            said: Any = {"verdict": chosen, "result": happened_with}
         else:
-            if chosen or value is None:
+            if chosen is not None or value is None:
                 asks = "wants a VALUE" if row.kind is QuestionKind.ASK else "wants approve or deny"
                 raise BadInput(f"{row.id} is a question of kind {row.kind}: it {asks}", field="answer")
             said = _value(row, value, evidence)
         arguments = {"by": who(by), "value": codec.pack(codec.encode(said)), "reason": because, "anyway": anyway}
         _settle(client, row.id, questions.answer, arguments, as_json=as_json)
+
+
+def settle(
+    task: TaskId,
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="The number of its record, as `show` has it.")],
+    *,
+    happened: Happened = False,
+    result: ResultText = None,
+    not_happened: Annotated[bool, typer.Option("--not-happened", help="It did not.")] = False,
+    give_up: GiveUp = False,
+    because: Because = "",
+    by: By = "",
+    db: Db = None,
+    app: AppName = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a call did that an ended task left in doubt.
+
+    `effects --in-doubt` lists such calls. This moves no task; while a task goes on, its question decides.
+    """
+    chosen = _chosen(happened=happened, not_happened=not_happened, give_up=give_up, result=result)
+    if chosen is None:
+        raise BadInput("give one of --happened, --not-happened and --give-up", field="answer")
+    with opened(db, app) as client:
+        task_id = client.store.read(task_lists.find, task)
+        record = client.store.read(steps.at_index, task_id, step)
+        verdict: Verdict[Any] = Verdict(chosen, _result(result, {"tool": record.name}, app))
+        outcome = as_outcome(verdict, tool=record.name, reason=because)
+        is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
+        record, given = client.store.read(steps.listing, task_id, after=step - 1, limit=1)[0]
+    if as_json:
+        screen.put_json({**step_shape(record, given), "changed": is_done})
+    else:
+        screen.put(f"{phrases.call(record.name, given)} is {record.outcome}{'' if is_done else '; nothing changed'}")
+    if not is_done:
+        raise typer.Exit(1)
 
 
 def cancel(
@@ -244,6 +282,17 @@ def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, ques
 
 
 # -- what is said ---------------------------------------------------------------------------
+
+
+def _chosen(*, happened: bool, not_happened: bool, give_up: bool, result: str | None) -> str | None:
+    """The one verdict that was given, or None."""
+    verdicts = ((HAPPENED, happened), (NOT_HAPPENED, not_happened), (GIVE_UP, give_up))
+    chosen = [kind for kind, is_chosen in verdicts if is_chosen]
+    if len(chosen) > 1:
+        raise BadInput("give one of --happened, --not-happened and --give-up", field="answer")
+    if result is not None and not happened:
+        raise BadInput("--result goes with --happened", field="result")
+    return chosen[0] if chosen else None
 
 
 def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:

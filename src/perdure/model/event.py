@@ -20,6 +20,7 @@ class EventKind(StrEnum):
     DRIFT = "drift"
     CALL_RUN_AGAIN = "call_run_again"
     CALL_ENDED_LATE = "call_ended_late"
+    CALL_SETTLED = "call_settled"
     ANSWER_VOIDED = "answer_voided"
     AI_STREAMING = "ai_streaming"
     PROGRESS = "progress"

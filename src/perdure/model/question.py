@@ -32,7 +32,7 @@ class QuestionKind(StrEnum):
 class Question:
     """A question's row. `digest` binds an answer to the arguments it was given for.
 
-    `anyway`: a call in doubt that did not happen runs again although its old owner has not been proven gone.
+    `anyway`: a call in doubt that did not happen runs again although its old owner has not been proven dead.
     """
 
     n: int

@@ -2,6 +2,8 @@
 along the children that go with it, wakes a waiting parent, and writes the events. Exactly one writer wins.
 
 Locks: session, then every task row that may change, in one statement ordered by id.
+
+What became of a call that an ended task left in doubt can be recorded later.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perdure import codec
-from perdure.errors import Error, InvariantError
+from perdure.errors import BadInput, Error, InvariantError, NotFound, Refused
+from perdure.model.event import EventKind
 from perdure.model.step import Note
 from perdure.model.task import Fence, Mode, Task, Wait, WaitKind
+from perdure.policy.risk import Risk
 from perdure.states import ATTEMPT, QUESTION, TASK, TaskStatus
 from perdure.store import events, payloads, sessions, steps
 from perdure.store import tasks as task_ops
@@ -85,6 +89,45 @@ def abandon(tx: Transaction, task: Task, *, revision: int, denied: bool, by: str
         return False
     _end_children(tx, family, revision, all_children=False, reason=message)
     return _wake_parent(tx, family)
+
+
+def settle_call(
+    tx: Transaction, task_id: str, step_index: int, result: steps.Result, *, by: str, reason: str = ""
+) -> bool:
+    """Record what became of a call that its task left in doubt when it ended. Moves no task.
+
+    True if this call did it, False when the call has its outcome. Raises NotFound, and Refused while the task goes on.
+    """
+    sessions.check_text(by, "by")
+    sessions.check_text(reason, "reason")
+    row = tx.one(Q.lock, id=check_id(task_id, "task"))
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    task = task_from_row(row)
+    if not task.status.is_terminal:
+        raise Refused(f"task {task_id} has not ended: its own question decides about the call; see `perdure why`")
+    step = steps.at_index(tx, task_id, step_index)
+    if step.key is None or step.risk in (None, Risk.LOW):
+        raise BadInput(f"record {step_index} of task {task_id} is no call above low risk", field="step")
+    if step.outcome is not None:
+        return False
+    ended = tx.one(
+        S.end,
+        task=task.n,
+        key=step.key,
+        try_number=step.try_number,
+        outcome=steps.outcome_word(result),
+        output=payloads.keep(tx, result.output),
+        ended_seq=_next_seq(tx, task_id),
+        attempt=step.attempt,
+        prompt_tokens=step.prompt_tokens,
+        completion_tokens=step.completion_tokens,
+        cost=step.cost,
+    )
+    assert ended is not None, step.key
+    told = {"key": step.key, "outcome": steps.outcome_word(result), "by": by, "reason": reason}
+    events.emit(tx, task.n, _next_seq(tx, task_id), EventKind.CALL_SETTLED, told)
+    return True
 
 
 # -- the family of an ending task -----------------------------------------------------------
@@ -223,6 +266,11 @@ def _wake_parent(tx: Transaction, family: _Family) -> bool:
 
 def _cancel_questions(tx: Transaction, task: Task, revision: int, reason: str) -> None:
     for _, question_id in sorted(tx.all(K.cancel_open, task=task.n, reason=reason, revision=revision)):
-        row = tx.one(Q.next_seq, id=task.id)
-        assert row is not None, task.id
-        events.emit(tx, row[0], row[1], QUESTION.event("cancel"), {"question": question_id, "reason": reason})
+        told = {"question": question_id, "reason": reason}
+        events.emit(tx, task.n, _next_seq(tx, task.id), QUESTION.event("cancel"), told)
+
+
+def _next_seq(tx: Transaction, task_id: str) -> int:
+    row = tx.one(Q.next_seq, id=task_id)
+    assert row is not None, task_id
+    return int(row[1])

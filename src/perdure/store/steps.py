@@ -79,6 +79,11 @@ class Trace:
     message_keys: frozenset[str]
 
 
+def outcome_word(result: Result) -> str:
+    """How an outcome is called in the record."""
+    return "completed" if result.completed else "failed"
+
+
 def with_child(step: NewStep, task_id: str) -> NewStep:
     """The step that stands for a child task."""
     return structs.replace(step, child_task_id=task_id)
@@ -101,7 +106,7 @@ def as_record(step: NewStep, result: Result | None, task_id: str, step_index: in
         try_number=step.try_number,
         risk=step.risk,
         payload=step.payload.blob,
-        outcome=None if result is None else "completed" if result.completed else "failed",
+        outcome=None if result is None else outcome_word(result),
         output=None if result is None else codec.unpack(result.output.blob, lambda _: dict(result.output.parts)),
         attempt=attempt,
         token=step.token,
@@ -183,7 +188,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
             task=n,
             key=step.key,
             try_number=step.try_number,
-            outcome="completed" if result.completed else "failed",
+            outcome=outcome_word(result),
             output=payloads.keep(tx, result.output),
             ended_seq=first_seq,
             attempt=attempt,
@@ -270,6 +275,14 @@ def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 100)
     """Records after index `after` with their inputs as recorded, for people to read."""
     rows = tx.all(Q.trace, id=task_id, from_index=after + 1, limit=limit)
     return [(_unpacked(tx, Step.from_row(row)), payloads.plain(tx, row[7])) for row in rows]
+
+
+def at_index(tx: Transaction, task_id: str, step_index: int) -> Step:
+    """One record by its index, its output unpacked. Raises NotFound."""
+    for row in tx.all(Q.trace, id=task_id, from_index=step_index, limit=1):
+        if row[1] == step_index:
+            return _unpacked(tx, Step.from_row(row))
+    raise NotFound(f"task {task_id} has no record {step_index}; `perdure show` lists them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,13 @@ class TaskHandle(Generic[R]):
         """End the task and its descendants. True if this call did it; it is durable then."""
         return self._loop.run(lambda: self._twin.cancel(reason, by=by), name="task.cancel")
 
+    def settle(self, step: int, verdict: Verdict[Any], *, by: str, reason: str = "") -> bool:
+        """Say what became of the call on record `step`, which the task left in doubt when it ended. Moves no task.
+
+        True if this call did it, False when its outcome is known. Raises NotFound, and Refused while the task goes on.
+        """
+        return self._loop.run(lambda: self._twin.settle(step, verdict, by=by, reason=reason), name="task.settle")
+
     def why(self) -> str:
         """Why the task stands where it stands, as text."""
         return self._loop.run(self._twin.why, name="task.why")
