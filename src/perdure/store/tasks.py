@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from perdure.errors import Damaged, Error, IllegalTransition, LeaseLost, NotFound
+from perdure.model.instance import Instance
+from perdure.model.question import Question
 from perdure.model.step import NoteKind
 from perdure.model.task import Claim, Fence, Lane, Mode, Task, TaskInput, Wait, WaitKind
 from perdure.states import ATTEMPT, TASK, InstanceStatus, QuestionStatus, TaskStatus
@@ -136,7 +138,7 @@ def suspend(tx: Transaction, fence: Fence) -> bool:
     row = tx.one(Q.lock, id=fence.task_id)
     if row is None:
         raise NotFound(f"there is no task {fence.task_id}")
-    happened = any(has_happened(tx, fence.task_id, wait) for wait in read_waits(row[30]))
+    happened = any(has_happened(tx, fence.task_id, wait) for wait in task_from_row(row).waiting_for)
     query = Q.suspend_to_pending if happened else Q.suspend
     proof = _owned(tx, fence, "suspend", tx.one(query, **_fence(fence)))
     end_attempt(tx, proof, ATTEMPT.target("suspend"))
@@ -186,7 +188,7 @@ def interrupt(tx: Transaction, task_id: str, execution_id: str, *, reason: str, 
         return False
     proof = Proof(*row)
     end_attempt(tx, proof, ATTEMPT.target("interrupt"), Error("Interrupted", reason, "retriable"))
-    was_waiting = before[29] == TaskStatus.WAITING
+    was_waiting = task_from_row(before).status is TaskStatus.WAITING
     payload: dict[str, Any] = {"reason": reason, "was_waiting": was_waiting}
     if trace_error:
         payload["trace_error"] = trace_error
@@ -230,7 +232,7 @@ def has_happened(tx: Transaction, task_id: str, wait: Wait) -> bool:
             return any(tx.one(M.oldest_unread, id=task_id, name=key) is not None for key in wait.keys)
         case WaitKind.QUESTION:
             rows = [tx.one(K.get, id=key) for key in wait.keys]
-            return any(row is not None and row[11] != QuestionStatus.OPEN for row in rows)
+            return any(row is not None and Question.from_row(row).status is not QuestionStatus.OPEN for row in rows)
         case WaitKind.TIMER:
             return bool(wait.keys) and _may_go_on(tx, *wait.keys)
 
@@ -238,10 +240,10 @@ def has_happened(tx: Transaction, task_id: str, wait: Wait) -> bool:
 def _may_go_on(tx: Transaction, holder: str, question_id: str = "") -> bool:
     """Whether an instance is proven dead, or a person said not to wait for that."""
     row = tx.one(I.get, id=holder.removeprefix(DEAD))
-    if row is None or row[2] == InstanceStatus.STOPPED:
+    if row is None or Instance.from_row(row).status is InstanceStatus.STOPPED:
         return True
     asked = tx.one(K.get, id=question_id) if question_id else None
-    return asked is not None and bool(asked[15])
+    return asked is not None and Question.from_row(asked).anyway
 
 
 def write_waits(waits: Sequence[Wait]) -> str:
