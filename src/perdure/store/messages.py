@@ -62,18 +62,7 @@ def insert(tx: Transaction, task: int, message: NewMessage, *, seq: int, step_ke
 
 def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 10_000) -> list[Message]:
     """Messages with seq > `after`, in order."""
-    return [
-        Message(
-            *(
-                *row[:3],
-                *(payloads.plain(tx, blob) for blob in row[3:5]),
-                *row[5:7],
-                payloads.plain(tx, row[7]),
-                *row[8:],
-            )
-        )
-        for row in tx.all(Q.list, id=task_id, after=after, limit=limit)
-    ]
+    return [_message(tx, row) for row in tx.all(Q.list, id=task_id, after=after, limit=limit)]
 
 
 def _message(tx: Transaction, row: Row) -> Message:

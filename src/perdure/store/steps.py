@@ -274,7 +274,8 @@ def by_key(tx: Transaction, task_id: str, key: str, try_number: int = 0) -> Step
 def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 100) -> list[tuple[Step, Any]]:
     """Records after index `after` with their inputs as recorded, for people to read."""
     rows = tx.all(Q.trace, id=task_id, from_index=after + 1, limit=limit)
-    return [(_unpacked(tx, Step.from_row(row)), payloads.plain(tx, row[7])) for row in rows]
+    found = [Step.from_row(row) for row in rows]
+    return [(_unpacked(tx, step), payloads.plain(tx, step.payload)) for step in found]
 
 
 def at_index(tx: Transaction, task_id: str, step_index: int) -> Step:
@@ -303,9 +304,10 @@ def effects(
 ) -> list[Effect]:
     """Calls above low risk since a moment, oldest first; only those in doubt, or only those that run now, if asked."""
     rows = tx.all(Q.effects, since=since_ms, in_doubt=int(in_doubt), running=int(running), limit=limit)
+    found = [(Step.from_row(columns), agent, bool(is_running)) for *columns, agent, is_running in rows]
     return [
-        Effect(_unpacked(tx, Step.from_row(row[:-2])), row[-2], payloads.plain(tx, row[7]), bool(row[-1]))
-        for row in rows
+        Effect(_unpacked(tx, step), agent, payloads.plain(tx, step.payload), is_running)
+        for step, agent, is_running in found
     ]
 
 
