@@ -304,7 +304,7 @@ def effects(
 ) -> list[Effect]:
     """Calls above low risk since a moment, oldest first; only those in doubt, or only those that run now, if asked."""
     rows = tx.all(Q.effects, since=since_ms, in_doubt=int(in_doubt), running=int(running), limit=limit)
-    found = [(Step.from_row(columns), agent, bool(is_running)) for *columns, agent, is_running in rows]
+    found = [(Step.from_row(row[:-2]), row[-2], bool(row[-1])) for row in rows]
     return [
         Effect(_unpacked(tx, step), agent, payloads.plain(tx, step.payload), is_running)
         for step, agent, is_running in found
