@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from perdure.model.task import Lane
-from perdure.policy.lanes import PRIORITY_STEP_MS
+from perdure.model.task import Claim, Lane
+from perdure.policy.lanes import PRIORITY_STEP_MS, rank_ms
 from perdure.store import Store, admission, tasks
 from perdure.store.instances import Registration
 from tests.contract.conftest import OpenSecond
-from tests.world import World, new_task
+from tests.world import BOOM, World, new_task, timer
 
 TASKS = 200
 THREADS = 4
+
+
+def test_every_way_back_to_pending_gives_the_rank_that_admission_gives(world: World) -> None:
+    def rank_fits(task_id: str) -> bool:
+        task = world.task(task_id)
+        return task.status == "pending" and task.rank == rank_ms(task.available_at, task.priority)
+
+    def wake(claim: Claim) -> None:
+        world.set_aside(claim, *timer(world.clock.now_ms() + 10))
+        world.clock.advance(10)
+        world.store.call(tasks.wake, claim.task.id)
+
+    def recover(claim: Claim) -> None:
+        world.interrupt(claim)
+        world.recover(claim.task.id)
+
+    def retry(claim: Claim) -> None:
+        world.store.call(tasks.retry, claim.fence, available_at=world.clock.now_ms() + 10, error=BOOM)
+
+    ways: dict[str, Callable[[Claim], object]] = {
+        "release": lambda one: world.store.call(tasks.release, one.fence, reason="stopping"),
+        "retry": retry,
+        "suspend": lambda one: world.set_aside(one, *timer(world.clock.now_ms())),
+        "wake": wake,
+        "recover": recover,
+    }
+    claim = world.start(priority=3)
+    for way, go in ways.items():
+        go(claim)
+
+        assert rank_fits(claim.task.id), way
+        world.clock.advance(10)
+        claim = world.claim(claim.task.id)
 
 
 def test_a_claim_owns_the_task_under_a_new_execution_id(world: World) -> None:

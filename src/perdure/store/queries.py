@@ -2,7 +2,8 @@
 
 A file holds queries that start with `-- name: NAME`, a comment that says why, and one statement; fragments
 that start with `-- fragment: NAME` are shared pieces such as a list of columns. Braces are filled once, at load,
-from words of states.py and from the dialect; values are always parameters (`:name`). Nothing else is put into SQL.
+from words of states.py, from the dialect and from policy; values are always parameters (`:name`). Nothing else is put
+into SQL.
 
     {from:claim} {to:claim}     sources as a list of literals, target as a literal, of task verbs
     {from:question.answer}      the same for another machine
@@ -10,6 +11,7 @@ from words of states.py and from the dialect; values are always parameters (`:na
     {set:task.terminal}         a group: terminal, open, initial
     {statuses:task}             that `status` is one of the machine's
     {risks:risk_seen}           that a column is one of the risks
+    {priority_step_ms}          how much earlier one more of priority is worth
     {columns}                   a fragment of the same file
     {now}                       the transaction's time
 """
@@ -24,6 +26,7 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Any
 
+from perdure.policy.lanes import PRIORITY_STEP_MS
 from perdure.policy.risk import Risk
 from perdure.states import BY_NAME, TASK, Machine
 
@@ -144,6 +147,8 @@ def fill(text: str, dialect: Dialect) -> str:
         word = dialect.word(name, argument)
         if word is not None:
             return word
+        if name == "priority_step_ms":
+            return str(PRIORITY_STEP_MS)
         if name == "statuses" and argument:
             return _one_of("status", BY_NAME[argument].statuses)
         if name == "risks" and argument:
