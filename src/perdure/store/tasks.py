@@ -1,7 +1,8 @@
 """Tasks: who owns them, verb by verb. Admission is in admission.py, ends are in ends.py, lists in task_lists.py.
 
 Hot verbs (claim, wait, restore, suspend, wake, release, retry, interrupt) touch one task row and prove by
-UPDATE … RETURNING: lock, fence and next numbers in one statement. A failed proof is told apart by a second read.
+UPDATE … RETURNING: lock, fence and next numbers in one statement. Suspend and interrupt lock and read the row before:
+what they write depends on what it waited for. A failed proof is told apart by a second read.
 """
 
 from __future__ import annotations
@@ -168,9 +169,10 @@ def release(tx: Transaction, fence: Fence, *, reason: str) -> None:
 
 def retry(tx: Transaction, fence: Fence, *, available_at: int, error: Error, rerun_steps: Sequence[int] = ()) -> int:
     """Give the task another attempt later; the steps named run anew then. Returns its failures so far."""
-    row = tx.one(Q.lock, id=fence.task_id)
-    failures = 0 if row is None else row[37] + 1
-    proof = _owned(tx, fence, "retry", tx.one(Q.retry, **_fence(fence), available_at=available_at))
+    row = tx.one(Q.retry, **_fence(fence), available_at=available_at)
+    if row is None:
+        _refuse(tx, fence, "retry")
+    proof, failures = Proof(*row[:-1]), row[-1]
     for step_index in rerun_steps:
         tx.run(S.mark_retried, task=proof.n, step_index=step_index)
     end_attempt(tx, proof, ATTEMPT.target("retry"), error)

@@ -358,7 +358,7 @@ UPDATE tasks
 SET status = {to:retry}, waiting_for = '[]', available_at = :available_at, rank = :available_at - {priority_step_ms} * priority,
     failures = failures + 1, execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
 WHERE id = :id AND status IN ({from:retry}) AND {owned}
-RETURNING {proof}
+RETURNING {proof}, failures
 
 -- name: interrupt
 UPDATE tasks
