@@ -13,8 +13,9 @@ from perdure.errors import Error
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.task import Claim, Lane, Usage, Wait, WaitKind
-from perdure.store import ends, events, instances, messages, questions, steps, tasks
+from perdure.store import ends, events, instances, last_words, messages, questions, steps, tasks
 from perdure.store.database import ThreadWaiter
+from perdure.store.last_words import LastWord, WordKind
 from tests.world import World, done, packed, timer
 
 Fact = Callable[[World], bool]
@@ -96,9 +97,9 @@ def live_in_every_way(world: World, tell: Tell) -> None:
     world.begin(fourth, "doubt", risk="high")
     world.interrupt(fourth)
     tell("interrupted", lambda w: "task_interrupted" in w.kinds(waiting.task.id))
-    word = steps.LastWord(waiting.task.id, "doubt", 4, steps.WordKind.COMPLETED, b'"r-1"', 1)
-    world.store.call(steps.tell_last_words, [word])
-    tell("last word", lambda w: w.store.read(steps.last_word, waiting.task.id, "doubt", 4) == word)
+    word = LastWord(waiting.task.id, "doubt", 4, WordKind.COMPLETED, b'"r-1"', 1)
+    world.store.call(last_words.tell, [word])
+    tell("last word", lambda w: w.store.read(last_words.last, waiting.task.id, "doubt", 4) == word)
     assert world.recover(waiting.task.id) is not None
     tell("recovered", lambda w: "task_recovered" in w.kinds(waiting.task.id))
     fifth = world.claim(waiting.task.id)

@@ -13,7 +13,8 @@ from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Claim, Fence, Usage
-from perdure.store import admission, ends, events, messages, questions, steps, tasks
+from perdure.store import admission, ends, events, last_words, messages, questions, steps, tasks
+from perdure.store.last_words import LastWord, WordKind
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
 
 MAX = (1 << 63) - 1
@@ -413,13 +414,13 @@ def test_a_last_word_is_told_of_a_call_that_has_no_outcome_alone(world: World) -
     for key in ("pay", "mail"):
         world.begin(claim, key, risk="high")
     world.end_step(claim, "mail", risk="high")
-    words = [steps.LastWord(claim.task.id, key, 1, steps.WordKind.COMPLETED, b'"r"') for key in ("pay", "mail")]
+    words = [LastWord(claim.task.id, key, 1, WordKind.COMPLETED, b'"r"') for key in ("pay", "mail")]
 
-    world.store.call(steps.tell_last_words, words)
+    world.store.call(last_words.tell, words)
 
     assert world.kinds(claim.task.id).count("call_ended_late") == 1
-    assert world.store.read(steps.last_word, claim.task.id, "pay", 1) == words[0]
-    assert world.store.read(steps.last_word, claim.task.id, "mail", 1) is None
+    assert world.store.read(last_words.last, claim.task.id, "pay", 1) == words[0]
+    assert world.store.read(last_words.last, claim.task.id, "mail", 1) is None
 
 
 def test_the_owner_of_an_attempt_is_known_after_it(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.clock import FakeClock
 from perdure.runtime.in_flight import InFlightCalls
-from perdure.store.steps import LastWord, WordKind
+from perdure.store.last_words import LastWord, WordKind
 
 PAY = LastWord("task", "pay", 1)
 

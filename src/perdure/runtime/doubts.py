@@ -25,6 +25,7 @@ from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
 from perdure.store import payloads, questions, steps
+from perdure.store.last_words import LastWord, WordKind
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -146,7 +147,7 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
         question = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.STEP_IN_DOUBT, step.key)
         reconciled = ""  # While there is a question that counts, reconcile has had its word.
         if question is None:
-            if dead is not None and dead.word is not None and dead.word.kind is not steps.WordKind.CUT_OFF:
+            if dead is not None and dead.word is not None and dead.word.kind is not WordKind.CUT_OFF:
                 return await _act_on_word(attempt, matter, dead.word, None)
             said = await _reconcile(attempt, matter)
             if said.kind == HAPPENED:
@@ -166,19 +167,19 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
         dead = await zombies.until_dead(attempt, step.key, matter.held_by, question)
         if dead.anyway or question.anyway or dead.at_ms < (question.answered_at or 0):
             return await _run_again(attempt, matter, question)
-        if dead.word is not None and dead.word.kind is not steps.WordKind.CUT_OFF:
+        if dead.word is not None and dead.word.kind is not WordKind.CUT_OFF:
             return await _act_on_word(attempt, matter, dead.word, question)
         await journal.write(questions.void, journal.fence, question.id, reason="its holder outlived the answer")
         matter.cause = f"{matter.cause}; whoever held it was still alive when that was answered, and may have gone on"
 
 
-async def _act_on_word(attempt: Attempt, matter: _Matter, word: steps.LastWord, question: Question | None) -> Any:
+async def _act_on_word(attempt: Attempt, matter: _Matter, word: LastWord, question: Question | None) -> Any:
     """What the call's holder itself said of it is as good as its outcome on record."""
     match word.kind:
-        case steps.WordKind.COMPLETED:
+        case WordKind.COMPLETED:
             value = codec.decode(word.body, annotation=matter.call.annotation)
             return await _record_result(attempt, matter, value, question)
-        case steps.WordKind.FAILED:
+        case WordKind.FAILED:
             error = Error.from_json(codec.decode(word.body))
             await _settle_inside(attempt, matter.step)
             return await live.fail_call(

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from perdure.clock import Clock
-from perdure.store.steps import LastWord, WordKind
+from perdure.store.last_words import LastWord, WordKind
 
 Place = tuple[str, str]
 Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]

@@ -18,6 +18,7 @@ from perdure.runtime.call import Call
 from perdure.runtime.running import CancelledInside, CutOff, run_function, usage_told
 from perdure.states import QuestionStatus
 from perdure.store import steps
+from perdure.store.last_words import LastWord, WordKind
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -80,7 +81,7 @@ async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
         await attempt.host.until_may_call()
         attempt.check()
     except asyncio.CancelledError:
-        attempt.host.in_flight.keep(_word(attempt, step, steps.WordKind.NOT_CALLED))
+        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
         raise
 
 
@@ -129,7 +130,7 @@ async def complete_call(
         await attempt.journal.complete(step, result, begun=begun)
     except asyncio.CancelledError:
         if call.is_dangerous:
-            attempt.host.in_flight.keep(_word(attempt, step, steps.WordKind.COMPLETED, stored))
+            attempt.host.in_flight.keep(_word(attempt, step, WordKind.COMPLETED, stored))
         raise
     attempt.settled(step, usage)
     return value
@@ -156,14 +157,14 @@ async def fail_call(
         index = await attempt.journal.complete(step, result, begun=begun)
     except asyncio.CancelledError:
         if call.is_dangerous and begun:
-            attempt.host.in_flight.keep(_word(attempt, step, steps.WordKind.FAILED, body))
+            attempt.host.in_flight.keep(_word(attempt, step, WordKind.FAILED, body))
         raise
     attempt.settled(step, usage)
     raise attempt.remember(stand_ins.raise_again(error, tool=call.name, live=exc), index, call.risk)
 
 
-def _word(attempt: Attempt, step: steps.NewStep, kind: steps.WordKind, body: bytes = b"") -> steps.LastWord:
-    return steps.LastWord(attempt.task.id, step.key, attempt.task.attempt, kind, body)
+def _word(attempt: Attempt, step: steps.NewStep, kind: WordKind, body: bytes = b"") -> LastWord:
+    return LastWord(attempt.task.id, step.key, attempt.task.attempt, kind, body)
 
 
 async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told: ambient.Scope) -> Any:

@@ -26,8 +26,9 @@ from perdure.runtime.liveness import (
     side_file,
     whoami,
 )
-from perdure.store import Store, aio, instances, sqlite_path, steps
+from perdure.store import Store, aio, instances, last_words, sqlite_path
 from perdure.store.database import Transaction
+from perdure.store.last_words import LastWord
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -161,7 +162,7 @@ class Membership:
         lock.release()
 
 
-def _stop(tx: Transaction, instance_id: str, words: Sequence[steps.LastWord]) -> None:
+def _stop(tx: Transaction, instance_id: str, words: Sequence[LastWord]) -> None:
     # In one commit: whoever sees that the instance is gone also sees what it had to say.
-    steps.tell_last_words(tx, words)
+    last_words.tell(tx, words)
     instances.mark_stopped(tx, instance_id)

@@ -13,7 +13,8 @@ from perdure.model.task import Usage
 from perdure.runtime import stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
-from perdure.store.steps import LastWord, NewStep, WordKind
+from perdure.store.last_words import LastWord, WordKind
+from perdure.store.steps import NewStep
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt

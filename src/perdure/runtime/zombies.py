@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from perdure.model.question import Question
 from perdure.model.task import Wait, WaitKind
 from perdure.states import InstanceStatus
-from perdure.store import questions, steps, tasks
+from perdure.store import last_words, questions, steps, tasks
+from perdure.store.last_words import LastWord
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -29,7 +30,7 @@ class Dead:
     """
 
     at_ms: int
-    word: steps.LastWord | None
+    word: LastWord | None
     anyway: bool = False
 
 
@@ -43,11 +44,11 @@ async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
         word = in_flight.word(task_id, key)
         if word is None or word.attempt != held_by:
             # Told already, with those of an identity of this process that was given up meanwhile.
-            word = await journal.read(steps.last_word, task_id, key, held_by)
+            word = await journal.read(last_words.last, task_id, key, held_by)
         return Dead(0 if word is None else word.at_ms, word)
     if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
         return None
-    word = await journal.read(steps.last_word, task_id, key, held_by)
+    word = await journal.read(last_words.last, task_id, key, held_by)
     return Dead(0 if owner is None else owner.stopped_at or 0, word)
 
 
