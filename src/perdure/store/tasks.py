@@ -184,14 +184,13 @@ def retry(tx: Transaction, fence: Fence, *, available_at: int, error: Error, rer
 
 def interrupt(tx: Transaction, task_id: str, execution_id: str, *, reason: str, trace_error: str = "") -> bool:
     """End an attempt that ended without an outcome; recovery decides. True if this call did it."""
-    before = tx.one(Q.lock, id=task_id)
+    before = tx.one(Q.lock_status, id=task_id)
     row = None if before is None else tx.one(Q.interrupt, id=task_id, execution_id=execution_id)
     if before is None or row is None:
         return False
     proof = Proof(*row)
     end_attempt(tx, proof, ATTEMPT.target("interrupt"), Error("Interrupted", reason, "retriable"))
-    was_waiting = task_from_row(before).status is TaskStatus.WAITING
-    payload: dict[str, Any] = {"reason": reason, "was_waiting": was_waiting}
+    payload: dict[str, Any] = {"reason": reason, "was_waiting": before[0] == TaskStatus.WAITING}
     if trace_error:
         payload["trace_error"] = trace_error
     events.emit(tx, proof.n, proof.event_seq, TASK.event("interrupt"), payload)

@@ -198,6 +198,12 @@ SELECT t.step_count, t.message_count
 FROM tasks t
 WHERE t.id = :id
 
+-- name: lock_status
+SELECT t.status
+FROM tasks t
+WHERE t.id = :id
+{for_update}
+
 -- name: lock_childless
 -- A task without children that is to end, and whether it has open questions and calls in doubt. Its session is locked
 -- before, so that none of it comes after this was asked.
