@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.check_sizes import MAX_FILE_LINES, MAX_FUNCTION_LINES, TooLong, measure, unused
-from tools.check_sql import built_statements, driver_imports, literal_statuses, statuses
+from tools.check_sql import built_statements, driver_imports, literal_statuses, only_of_status, statuses
 from tools.check_words import forbidden_words
 
 PLACE = Path("src/perdure/store/tasks.py")
@@ -36,6 +36,16 @@ def test_a_status_in_a_query_is_found_and_one_in_a_comment_or_column_is_not() ->
     assert literal_statuses(Path("q.sql"), query, statuses()) == []
     (complaint,) = literal_statuses(Path("q.sql"), query + "UPDATE tasks SET status = 'running';", statuses())
     assert complaint.startswith("q.sql:5: the status 'running'")
+
+
+def test_the_schema_names_no_status_and_may_name_an_outcome() -> None:
+    schema = (
+        "CREATE TABLE t (\n    outcome TEXT CHECK (outcome IN ('completed')),\n    CHECK (status <> 'running')\n);\n"
+    )
+
+    (complaint,) = literal_statuses(Path("s.sql"), only_of_status(schema), statuses())
+
+    assert complaint.startswith("s.sql:3: the status 'running'")
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ CREATE TABLE instances (
     heartbeat_at {int} NOT NULL,
     started_at {int} NOT NULL,
     stopped_at {int},
-    CHECK (status NOT IN ('stopped') OR stopped_at IS NOT NULL)
+    CHECK (status <> {status:instance.stopped} OR stopped_at IS NOT NULL)
 ) {strict};
-CREATE INDEX instances_alive ON instances (n) WHERE status NOT IN ('crashed', 'stopped');
+CREATE INDEX instances_alive ON instances (n) WHERE status NOT IN ({status:instance.crashed}, {status:instance.stopped});
 
 -- Which agents an instance can run; version '' is "whatever the newest code is".
 CREATE TABLE instance_agents (
@@ -108,11 +108,11 @@ CREATE TABLE tasks (
     finished_at {int},
     -- An owner exactly while an attempt lives; an outcome exactly when nothing can change any more.
     CHECK ((execution_id IS NULL) = (instance_id IS NULL)),
-    CHECK (status <> 'running' OR execution_id IS NOT NULL),
-    CHECK (status IN ('running', 'waiting') OR execution_id IS NULL),
-    CHECK ((finished_at IS NOT NULL) = (status IN ('completed', 'failed', 'timed_out', 'cancelled'))),
-    CHECK (status <> 'waiting' OR waiting_for <> '[]'),
-    CHECK (status <> 'completed' OR error IS NULL)
+    CHECK (status <> {status:task.running} OR execution_id IS NOT NULL),
+    CHECK (status IN ({status:task.running}, {status:task.waiting}) OR execution_id IS NULL),
+    CHECK ((finished_at IS NOT NULL) = (status IN ({set:task.terminal}))),
+    CHECK (status <> {status:task.waiting} OR waiting_for <> '[]'),
+    CHECK (status <> {status:task.completed} OR error IS NULL)
 ) {strict} {fill:70};
 
 -- The same key in the same session and scope is the same work.
@@ -125,10 +125,10 @@ CREATE INDEX tasks_parent ON tasks (parent_task_id, created_at) WHERE parent_tas
 CREATE INDEX tasks_revision ON tasks (root_session_id, revision);
 -- Hot statuses only, so that finished rows cost nothing.
 CREATE INDEX tasks_open ON tasks (status, created_at DESC, id DESC) WHERE finished_at IS NULL;
-CREATE INDEX tasks_claim ON tasks (lane, rank, n, available_at) WHERE status = 'pending';
+CREATE INDEX tasks_claim ON tasks (lane, rank, n, available_at) WHERE status = {status:task.pending};
 CREATE INDEX tasks_recovery ON tasks (generation, status, deadline_at) WHERE execution_id IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (deadline_at) WHERE finished_at IS NULL AND deadline_at IS NOT NULL;
-CREATE INDEX tasks_due ON tasks (available_at) WHERE status = 'waiting' AND execution_id IS NULL;
+CREATE INDEX tasks_due ON tasks (available_at) WHERE status = {status:task.waiting} AND execution_id IS NULL;
 
 -- What a task was asked to do; written once.
 CREATE TABLE task_inputs (
@@ -158,7 +158,7 @@ CREATE TABLE attempts (
     started_at {int} NOT NULL,
     ended_at {int},
     UNIQUE (task, number),
-    CHECK ((ended_at IS NULL) = (status = 'running'))
+    CHECK ((ended_at IS NULL) = (status = {status:attempt.running}))
 ) {strict};
 CREATE INDEX attempts_open ON attempts (instance_id) WHERE ended_at IS NULL;
 
@@ -291,14 +291,14 @@ CREATE TABLE questions (
     notified_at {int},
     spent_at {int},
     revision {int} NOT NULL DEFAULT 0,
-    CHECK ((status = 'open') = (answered_at IS NULL)),
-    CHECK (status <> 'answered' OR answer IS NOT NULL)
+    CHECK ((status = {status:question.open}) = (answered_at IS NULL)),
+    CHECK (status <> {status:question.answered} OR answer IS NOT NULL)
 ) {strict};
-CREATE UNIQUE INDEX questions_one_open ON questions (task, kind, step_key) WHERE status = 'open';
-CREATE INDEX questions_open ON questions (n) WHERE status = 'open';
-CREATE INDEX questions_expiry ON questions (expires_at) WHERE status = 'open' AND expires_at IS NOT NULL;
+CREATE UNIQUE INDEX questions_one_open ON questions (task, kind, step_key) WHERE status = {status:question.open};
+CREATE INDEX questions_open ON questions (n) WHERE status = {status:question.open};
+CREATE INDEX questions_expiry ON questions (expires_at) WHERE status = {status:question.open} AND expires_at IS NOT NULL;
 CREATE INDEX questions_task ON questions (task, n);
-CREATE INDEX questions_unnotified ON questions (n) WHERE status = 'open' AND notified_at IS NULL;
+CREATE INDEX questions_unnotified ON questions (n) WHERE status = {status:question.open} AND notified_at IS NULL;
 
 -- What recovery decided for each interruption, and why.
 CREATE TABLE recovery_decisions (
