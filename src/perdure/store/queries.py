@@ -9,7 +9,7 @@ into SQL.
     {from:question.answer}      the same for another machine
     {status:question.open}      one status
     {set:task.terminal}         a group: terminal, open, initial
-    {statuses:task}             that `status` is one of the machine's
+    {statuses:task}             that `status` is one of the machine's, or of one of its groups (`task.terminal`)
     {risks:risk_seen}           that a column is one of the risks
     {priority_step_ms}          how much earlier one more of priority is worth
     {columns}                   a fragment of the same file
@@ -150,7 +150,8 @@ def fill(text: str, dialect: Dialect) -> str:
         if name == "priority_step_ms":
             return str(PRIORITY_STEP_MS)
         if name == "statuses" and argument:
-            return _one_of("status", BY_NAME[argument].statuses)
+            of, _, group = argument.partition(".")
+            return _one_of("status", _group(BY_NAME[of], group) if group else BY_NAME[of].statuses)
         if name == "risks" and argument:
             return _one_of(argument, tuple(str(risk) for risk in Risk))
         if argument is None:
@@ -164,7 +165,7 @@ def fill(text: str, dialect: Dialect) -> str:
             case "status":
                 return _literals((next(status for status in machine.statuses if status == verb),))
             case "set":
-                return _literals({"terminal": machine.terminal, "open": machine.open, "initial": machine.initial}[verb])
+                return _literals(_group(machine, verb))
             case _:
                 raise KeyError(f"nothing fills {{{name}:{argument}}}")
 
@@ -187,6 +188,10 @@ def _in_order(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any
 def _machine(argument: str) -> tuple[Machine, str]:
     name, _, verb = argument.rpartition(".")
     return (BY_NAME[name] if name else TASK), verb
+
+
+def _group(machine: Machine, name: str) -> tuple[str, ...]:
+    return {"terminal": machine.terminal, "open": machine.open, "initial": machine.initial}[name]
 
 
 def _literals(words: tuple[str, ...]) -> str:

@@ -110,7 +110,7 @@ CREATE TABLE tasks (
     CHECK ((execution_id IS NULL) = (instance_id IS NULL)),
     CHECK (status <> {status:task.running} OR execution_id IS NOT NULL),
     CHECK (status IN ({status:task.running}, {status:task.waiting}) OR execution_id IS NULL),
-    CHECK ((finished_at IS NOT NULL) = (status IN ({set:task.terminal}))),
+    CHECK ((finished_at IS NOT NULL) = ({statuses:task.terminal})),
     CHECK (status <> {status:task.waiting} OR waiting_for <> '[]'),
     CHECK (status <> {status:task.completed} OR error IS NULL)
 ) {strict} {fill:70};
