@@ -74,6 +74,8 @@ from perdure.runtime.context import (
 from perdure.runtime.doubts import Doubt, Verdict, happened, not_happened, unknown
 from perdure.settings import Settings
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Agent",
     "AmbiguousStep",
@@ -150,3 +152,8 @@ __all__ = [
     "usage",
     "uuid",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone: the modules below this one are not part of the promise."""
+    return [*__all__, "__version__"]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from perdure import phrases
+from perdure import __version__, phrases
 from perdure.settings import durability_note
 from perdure.store import Store, instances, sqlite_path, task_lists
 from perdure.store.database import Row, Transaction
@@ -70,7 +69,7 @@ class Report:
 
 def examine(store: Store) -> Report:
     """Look at everything. Reads the whole database on one snapshot, and for SQLite its file."""
-    facts = [("perdure", f"{_version()}, Python {sys.version.split()[0]}"), ("database", store.database.url)]
+    facts = [("perdure", f"{__version__}, Python {sys.version.split()[0]}"), ("database", store.database.url)]
     findings: list[Finding] = []
     path = sqlite_path(store.database.url)
     if path is not None:
@@ -160,10 +159,3 @@ def _bytes(size: int) -> str:
         if size >= bytes_each:
             return f"{size / bytes_each:.1f} {unit}"
     return f"{size} bytes"
-
-
-def _version() -> str:
-    try:
-        return version("perdure")
-    except PackageNotFoundError:
-        return "not installed"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import perdure
 from perdure.cli.main import exit_code
 from perdure.errors import (
     BadInput,
@@ -185,6 +186,17 @@ def test_nothing_is_cut_to_the_width_of_a_terminal(desk: Desk) -> None:
 
     assert len(lines) == 1
     assert lines[0].endswith("entitled?  (to support)")
+
+
+def test_perdure_alone_prints_its_help_as_a_page(desk: Desk) -> None:
+    said = desk.run()
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err == desk.run("--help").out
+
+
+def test_the_version_is_told_by_the_command_and_the_package(desk: Desk) -> None:
+    assert desk.run("--version").out == f"perdure {perdure.__version__}\n"
 
 
 def test_help_is_plain_and_names_every_command(desk: Desk) -> None:

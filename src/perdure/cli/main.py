@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from perdure import phrases
-from perdure.cli import answering, checking, demonstrating, importing, looking, running
+from perdure import __version__, phrases
+from perdure.cli import answering, checking, demonstrating, importing, looking, running, screen
 from perdure.errors import BadInput, NotFound, PerdureError, StoreError
 
 OK: Final = 0
@@ -63,20 +63,33 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="perdure",
     cls=Commands,
-    help="Durable state and recovery for multi-agent systems.",
-    no_args_is_help=True,
     rich_markup_mode=None,  # Help is plain text: no boxes, in a terminal as in a pipe.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 
-@app.callback()
-def perdure() -> None:
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  # Typer's own signature.
+    if wanted:
+        screen.put(f"perdure {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def perdure(
+    context: typer.Context,
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
     """Durable state and recovery for multi-agent systems.
 
     Exit codes: 0 yes, 1 no (failed, or someone is waited for), 2 usage, 3 not found, 4 store unreachable.
     """
+    if context.invoked_subcommand is None:
+        screen.note(context.get_help())
+        raise typer.Exit(USAGE)
 
 
 for group in (running, looking, answering, importing, checking, demonstrating):

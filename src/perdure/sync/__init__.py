@@ -149,3 +149,8 @@ __all__ = [
     "usage",
     "uuid",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone: the modules below this one are not part of the promise."""
+    return list(__all__)

@@ -9,3 +9,8 @@ from perdure.testing.answers import NOBODY, Answer
 from perdure.testing.world import Play, World
 
 __all__ = ["NOBODY", "Answer", "Play", "World"]
+
+
+def __dir__() -> list[str]:
+    """The public names alone: the modules below this one are not part of the promise."""
+    return list(__all__)
