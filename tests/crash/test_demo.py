@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.demo import run_demo
+from perdure.demo.show import command_here
 from perdure.errors import BadInput
 from tests.recorded_data import DATA, requires_data
 
@@ -77,7 +79,33 @@ def test_where_nobody_watches_a_terminal_it_prints_plain_lines(capsys: pytest.Ca
     assert "\x1b" not in out
     assert "killed     worker 1" in out
     assert out.count("kept    ") == 3
-    assert "perdure ps --db " in out
+    assert "perdure ps --all --db " in out
+
+
+def test_work_that_nobody_disturbed_names_no_task_that_was_disturbed(capsys: pytest.CaptureFixture[str]) -> None:
+    run_demo(kills=0, zombies=0, workers=1, seed=5)
+
+    out = capsys.readouterr().out
+    assert "1 worker process, seed 5" in out
+    assert "No worker is killed" in out
+    assert "taken up most often" not in out
+
+
+def test_the_command_it_names_at_the_end_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "perdure").write_text("")
+    (tmp_path / "bin" / "perdure").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    outside = command_here()
+    monkeypatch.chdir(tmp_path)
+    inside = command_here()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin")
+    active = command_here()
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+
+    assert (outside, inside, active) == (str(tmp_path / "bin" / "perdure"), "bin/perdure", "perdure")
+    assert command_here() == "/usr/bin/python3 -m perdure.cli"
 
 
 def test_a_database_in_use_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

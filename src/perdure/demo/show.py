@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from perdure import phrases
 from perdure.demo import scripts
 from perdure.demo.confirmed import watched
 from perdure.demo.ledger import CONFIRMED, Ledger
@@ -100,10 +104,10 @@ def _refuse_used(store: Store) -> None:
 def _introduce(teller: Teller, plan: Plan, store: Store, folder: Path, *, own: bool) -> None:
     defaults = Settings()
     what = "tasks of an invented refund desk, travel agency and research team" if own else "recorded runs"
+    workers = phrases.count(plan.workers, "worker process", "worker processes")
     teller.head(
-        f"perdure demo: {len(plan.runs)} {what}, {plan.workers} worker processes, seed {plan.seed}",
-        f"{plan.kills} times a worker is killed with kill -9; {plan.zombies} times one is stopped until others have"
-        " taken its work, and woken.",
+        f"perdure demo: {len(plan.runs)} {what}, {workers}, seed {plan.seed}",
+        _disturbance(plan),
         "Tools that change the world write into a ledger outside the database. Whether a call that was cut off has",
         "happened, no machine can know: a person is asked, and here answers by that ledger.",
         f"heartbeat {SETTINGS.heartbeat_s:g} s and lease {SETTINGS.lease_s:g} s, to be quick"
@@ -111,6 +115,14 @@ def _introduce(teller: Teller, plan: Plan, store: Store, folder: Path, *, own: b
         f"database {store.database.url}",
         f"ledgers  {folder}",
     )
+
+
+def _disturbance(plan: Plan) -> str:
+    if not (plan.kills or plan.zombies):
+        return "No worker is killed: this is the work undisturbed."
+    killed = f"{phrases.count(plan.kills, 'time')} a worker is killed with kill -9"
+    frozen = f"{phrases.count(plan.zombies, 'time')} one is frozen until others have taken its work, and woken"
+    return f"{killed}; {frozen}."
 
 
 def _conclude(teller: Teller, trial: Trial, verdict: Verdict, url: str) -> None:
@@ -145,8 +157,20 @@ def _conclude(teller: Teller, trial: Trial, verdict: Verdict, url: str) -> None:
             "seconds": round(teller.elapsed_s, 1),
         }
     )
-    teller.tail(
-        "Look at what is left:",
-        f"  perdure ps --db {url}",
-        f"  perdure why {verdict.busiest} --db {url}    # the task that was taken up most often",
-    )
+    command, where = command_here(), shlex.quote(url)
+    looks = [f"  {command} ps --all --db {where}"]
+    if verdict.resumed:
+        looks.append(f"  {command} why {verdict.busiest} --db {where}    # the task that was taken up most often")
+    teller.tail("Look at what is left:", *looks)
+
+
+def command_here() -> str:
+    """How this `perdure` is called from the folder one is in, whether its environment is active or not."""
+    script = Path(sys.executable).parent / "perdure"
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m perdure.cli"
+    on_path = shutil.which("perdure")
+    if on_path is not None and Path(on_path).samefile(script):
+        return "perdure"
+    is_below = script.is_relative_to(Path.cwd())
+    return shlex.quote(str(script.relative_to(Path.cwd()) if is_below else script))
