@@ -213,6 +213,29 @@ def test_a_call_that_is_being_made_is_not_in_doubt(desk: Desk, world: World) -> 
     assert desk.run("effects", "--in-doubt").out == ""
 
 
+@pytest.mark.parametrize("listing", ["ps", "questions", "effects"])
+def test_every_list_goes_on_where_a_page_ended(desk: Desk, world: World, listing: str) -> None:
+    claim = world.start()
+    for number in range(5):
+        world.start()
+        world.begin(claim, f"pay{number}", name="pay", risk="high")
+        world.ask(claim, QuestionKind.ASK, text=f"which {number}?", step_key=f"ask{number}")
+    name = {"ps": "tasks"}.get(listing, listing)
+    everything = desk.run(listing, "--json").json[name]
+
+    first = desk.run(listing, "--limit", "2")
+    seen, after = [], ["--limit", "2"]
+    while page := desk.run(listing, "--json", *after).json:
+        seen += page[name]
+        if page["after"] is None:
+            break
+        after = ["--limit", "2", "--after", page["after"]]
+
+    assert first.err.startswith("there may be more: --after ")
+    assert (len(everything) >= 5, seen) == (True, everything)
+    assert desk.run(listing, "--after", "x-y").code == 2
+
+
 # -- deciding -------------------------------------------------------------------------------
 
 

@@ -12,8 +12,9 @@ from perdure import phrases
 from perdure.cli import screen, showing
 from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
-from perdure.cli.options import AppName, Db, Json, Limit, TaskId
+from perdure.cli.options import After, AppName, Db, Json, Limit, TaskId
 from perdure.cli.shapes import question_shape, step_shape, task_shape
+from perdure.errors import BadInput
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
 from perdure.states import TaskStatus
@@ -38,7 +39,7 @@ def ps(
     agent: Annotated[str | None, typer.Option("--agent", help="Only tasks of this agent.")] = None,
     session: Annotated[str | None, typer.Option("--session", help="Only tasks of this session.")] = None,
     limit: Limit = 100,
-    after: Annotated[str | None, typer.Option("--after", help="Go on where an earlier page ended.")] = None,
+    after: After = None,
     db: Db = None,
     app: AppName = None,
     as_json: Json = False,
@@ -78,8 +79,7 @@ def ps(
     )
     if not rows:
         screen.note("no open tasks" if open_only else "no tasks")
-    if following is not None:
-        screen.note(f"there may be more: --after {following}")
+    _put_following(following)
 
 
 def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = False) -> None:
@@ -103,15 +103,19 @@ def questions_(
     to: Annotated[str | None, typer.Option("--to", help="Only questions to this person or group.")] = None,
     session: Annotated[str | None, typer.Option("--session", help="Only questions of this session.")] = None,
     limit: Limit = 100,
+    after: After = None,
     db: Db = None,
     app: AppName = None,
     as_json: Json = False,
 ) -> None:
     """List open questions, oldest first."""
+    (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
-        asked, now = client.store.read(_asked, to=to, session_id=session, limit=limit)
+        asked, now = client.store.read(_asked, to=to, session_id=session, after=start, limit=limit)
+    following = str(asked[-1][0].n) if len(asked) == limit else None
     if as_json:
-        screen.put_json({"questions": [question_shape(one, evidence) for one, evidence in asked]})
+        shapes = [question_shape(one, evidence) for one, evidence in asked]
+        screen.put_json({"questions": shapes, "after": following})
         return
     ids = [one.task_id for one, _ in asked]
     screen.put_rows(
@@ -129,6 +133,7 @@ def questions_(
     )
     if not asked:
         screen.note("no open questions")
+    _put_following(following)
 
 
 def effects(
@@ -136,6 +141,7 @@ def effects(
     since: Annotated[str, typer.Option("--since", help="Such as 02:00, 2026-03-04, 15m, 2h or 7d.")] = "",
     in_doubt: Annotated[bool, typer.Option("--in-doubt", help="Only calls nobody knows the outcome of.")] = False,
     limit: Limit = 100,
+    after: After = None,
     db: Db = None,
     app: AppName = None,
     as_json: Json = False,
@@ -144,15 +150,17 @@ def effects(
 
     Oldest first, each with its outcome and where it ran. Calls of low risk are left out.
     """
+    at, n = (-1, 0) if after is None else _place(after, parts=2)
     with opened(db, app) as client:
         since_ms = parse_since(since, now_ms=client.store.clock.now_ms()) if since else 0
-        found, now = client.store.read(_effects, since_ms=since_ms, in_doubt=in_doubt, limit=limit)
+        found, now = client.store.read(_effects, since_ms=since_ms, in_doubt=in_doubt, after=(at, n), limit=limit)
+    following = "-".join(map(str, found[-1].effect.place)) if len(found) == limit else None
     if as_json:
         shapes = [
             {**step_shape(one.effect.step, one.effect.arguments), "agent": one.effect.agent, "is": one.outcome}
             for one in found
         ]
-        screen.put_json({"effects": shapes})
+        screen.put_json({"effects": shapes, "after": following})
         return
     ids = [one.effect.step.task_id for one in found]
     screen.put_rows(
@@ -171,6 +179,7 @@ def effects(
     )
     if not found:
         screen.note("no calls in doubt" if in_doubt else "no calls that may have changed the world")
+    _put_following(following)
 
 
 def status_word(task: Task) -> str:
@@ -188,6 +197,19 @@ def about(question: Question, evidence: Any) -> str:
     if question.kind in (QuestionKind.CALL, QuestionKind.STEP_IN_DOUBT) and isinstance(evidence, Mapping):
         return phrases.call(str(evidence.get("tool", "")), evidence.get("arguments"))
     return phrases.one_line(question.text)
+
+
+def _put_following(after: str | None) -> None:
+    if after is not None:
+        screen.note(f"there may be more: --after {after}")
+
+
+def _place(text: str, *, parts: int) -> tuple[int, ...]:
+    """The numbers of a cursor that an earlier page gave. Raises BadInput for anything else."""
+    words = text.split("-")
+    if len(words) != parts or not all(one.isascii() and one.isdigit() and len(one) <= 18 for one in words):
+        raise BadInput(f"{text!r} is no cursor; give the `after` of an earlier page", field="after")
+    return tuple(map(int, words))
 
 
 # -- reading --------------------------------------------------------------------------------
@@ -234,9 +256,9 @@ class _Seen:
     where: str
 
 
-def _effects(tx: Transaction, *, since_ms: int, in_doubt: bool, limit: int) -> tuple[Sequence[_Seen], int]:
+def _effects(tx: Transaction, /, **filters: Any) -> tuple[Sequence[_Seen], int]:
     seen = []
-    for effect in steps.effects(tx, since_ms=since_ms, in_doubt=in_doubt, limit=limit):
+    for effect in steps.effects(tx, **filters):
         step = effect.step
         owner = steps.owner(tx, step.task_id, step.attempt)
         where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"

@@ -19,6 +19,7 @@ TaskId = Annotated[str, typer.Argument(metavar="TASK", help="A task's id, or any
 QuestionId = Annotated[str, typer.Argument(metavar="QUESTION", help="A question's id, such as Q19.")]
 By = Annotated[str, typer.Option("--by", help="Who says so.  [default: the user of this system]")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="So many rows at most.")]
+After = Annotated[str | None, typer.Option("--after", help="Go on where an earlier page ended.")]
 
 
 def who(by: str) -> str:

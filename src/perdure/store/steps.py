@@ -289,25 +289,38 @@ def at_index(tx: Transaction, task_id: str, step_index: int) -> Step:
 class Effect:
     """A call that may have changed the world, with the task it belongs to.
 
-    `is_running`: a live attempt is inside it now. Otherwise, without an outcome, it is in doubt.
+    `place` is where a list goes on after it. `is_running`: a live attempt is inside it now. Otherwise, without an outcome, it is in doubt.
     """
 
     step: Step
     agent: str
     arguments: Any
+    place: tuple[int, int]
     is_running: bool
 
 
 def effects(
-    tx: Transaction, *, since_ms: int = 0, in_doubt: bool = False, running: bool = False, limit: int = 100
+    tx: Transaction,
+    *,
+    since_ms: int = 0,
+    in_doubt: bool = False,
+    running: bool = False,
+    after: tuple[int, int] = (-1, 0),
+    limit: int = 100,
 ) -> list[Effect]:
-    """Calls above low risk since a moment, oldest first; only those in doubt, or only those that run now, if asked."""
-    rows = tx.all(Q.effects, since=since_ms, in_doubt=int(in_doubt), running=int(running), limit=limit)
-    found = [(Step.from_row(row[:-2]), row[-2], bool(row[-1])) for row in rows]
-    return [
-        Effect(_unpacked(tx, step), agent, payloads.plain(tx, step.payload), is_running)
-        for step, agent, is_running in found
-    ]
+    """Calls above low risk since a moment, oldest first, strictly after the place `after`.
+
+    Only those in doubt, or only those that run now, if asked.
+    """
+    place = {"since": since_ms, "after_at": after[0], "after_n": after[1]}
+    rows = tx.all(Q.effects, **place, in_doubt=int(in_doubt), running=int(running), limit=limit)
+    return [_effect(tx, row) for row in rows]
+
+
+def _effect(tx: Transaction, row: Row) -> Effect:
+    *columns, agent, n, is_running = row
+    step = _unpacked(tx, Step.from_row(tuple(columns)))
+    return Effect(step, agent, payloads.plain(tx, step.payload), (step.timestamp, n), bool(is_running))
 
 
 @dataclass(frozen=True, slots=True)

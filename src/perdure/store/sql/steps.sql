@@ -87,10 +87,11 @@ LIMIT :limit
 
 -- name: effects
 -- Every call that may have changed the world.
-SELECT {columns}, t.agent, CASE WHEN {runs_now} THEN 1 ELSE 0 END
+SELECT {columns}, t.agent, s.n, CASE WHEN {runs_now} THEN 1 ELSE 0 END
 FROM steps s
 JOIN tasks t ON t.n = s.task
 WHERE s.risk <> 'low' AND s.timestamp >= :since
+    AND (s.timestamp, s.n) > (:after_at, :after_n)
     AND (:in_doubt = 0 OR s.outcome IS NULL AND NOT {runs_now})
     AND (:running = 0 OR {runs_now})
 ORDER BY s.timestamp, s.n
