@@ -289,7 +289,8 @@ def at_index(tx: Transaction, task_id: str, step_index: int) -> Step:
 class Effect:
     """A call that may have changed the world, with the task it belongs to.
 
-    `place` is where a list goes on after it. `is_running`: a live attempt is inside it now. Otherwise, without an outcome, it is in doubt.
+    `place` is where a list goes on after it. `is_running`: a live attempt is inside it now; otherwise, without an
+    outcome, it is in doubt.
     """
 
     step: Step
