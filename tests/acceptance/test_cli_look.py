@@ -77,7 +77,9 @@ def story(world: World) -> Story:
 def test_every_open_task_is_listed_with_its_because(desk: Desk, story: Story) -> None:
     said = desk.run("ps")
 
-    lines = {line.split()[1]: line for line in said.out.splitlines()}
+    head, *rows = said.out.splitlines()
+    lines = {line.split()[1]: line for line in rows}
+    assert head.split() == ["AGENT", "TASK", "STATUS", "AGE", "WHY"]
     child, lead, nightly = (tail(one) for one in (story.child.task.id, story.lead.task.id, story.nightly))
     assert set(lines) == {child, lead, nightly}
     assert f"because 1 of 2 children is not done: writer {child}" in lines[lead]
@@ -87,18 +89,40 @@ def test_every_open_task_is_listed_with_its_because(desk: Desk, story: Story) ->
 
 
 def test_columns_are_aligned_and_nothing_is_cut(desk: Desk, story: Story) -> None:
-    lines = desk.run("ps").out.splitlines()
+    head, *lines = desk.run("ps").out.splitlines()
 
-    assert len({line.index("because") for line in lines}) == 1
+    assert {line.index("because") for line in lines} == {head.index("WHY")}
     assert max(map(len, lines)) > 80
     assert not any(line.endswith(("…", "...")) for line in lines)
 
 
+def test_one_long_name_does_not_push_the_other_rows_aside(desk: Desk, world: World) -> None:
+    for agent in ("a", "b", "c", "claude-code:" + "x" * 45):
+        world.admit(agent=agent)
+
+    head, *lines = desk.run("ps").out.splitlines()
+
+    assert head.startswith("AGENT  TASK")
+    assert sorted(line.index("…") for line in lines) == [7, 7, 7, 59]
+
+
+def test_ids_are_short_though_a_task_stands_there_twice(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for number in range(2):
+        world.begin(claim, f"pay{number}", name="pay", risk="high")
+        world.ask(claim, QuestionKind.ASK, text="which?", step_key=f"ask{number}")
+
+    said = desk.run("effects").out + desk.run("questions").out
+
+    assert said.count(f"writer {tail(claim.task.id)} ") == 4
+    assert claim.task.id not in said
+
+
 def test_filters_narrow_the_list(desk: Desk, story: Story) -> None:
-    assert len(desk.run("ps", "--agent", "nightly").out.splitlines()) == 1
-    assert len(desk.run("ps", "--status", "waiting").out.splitlines()) == 2
-    assert len(desk.run("ps", "--status", "completed").out.splitlines()) == 2
-    assert len(desk.run("ps", "--all").out.splitlines()) == 5
+    assert len(desk.run("ps", "--agent", "nightly").out.splitlines()) == 1 + 1
+    assert len(desk.run("ps", "--status", "waiting").out.splitlines()) == 1 + 2
+    assert len(desk.run("ps", "--status", "completed").out.splitlines()) == 1 + 2
+    assert len(desk.run("ps", "--all").out.splitlines()) == 1 + 5
     assert desk.run("ps", "--status", "asleep").code == 2
     assert desk.run("ps", "--agent", "nobody").err == "no open tasks\n"
 
@@ -186,18 +210,21 @@ def test_show_of_an_ended_task_has_its_result(desk: Desk, story: Story) -> None:
 
 
 def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
-    (line,) = desk.run("questions", "--to", "finance").out.splitlines()
+    head, line, rests_on, command = desk.run("questions", "--to", "finance").out.splitlines()
 
-    assert line.startswith('Q1  step_in_doubt  refund(order="o-9", amount=120)  writer …')
-    assert "it died inside; reconcile: not listed yet" in line
+    assert head.split() == ["ID", "TASK", "AGE", "QUESTION"]
+    assert re.fullmatch(r'Q1  writer …\S+  .* (s|min) +did refund\(order="o-9", amount=120\) happen\?', line)
+    assert "it died inside; reconcile: not listed yet" in rests_on
+    assert command == "    perdure answer Q1 --happened | --not-happened | --give-up"
     assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
     (told,) = desk.run("questions", "--json").json["questions"]
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
 
 
 def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: Story) -> None:
-    (line,) = desk.run("effects", "--in-doubt").out.splitlines()
+    head, line = desk.run("effects", "--in-doubt").out.splitlines()
 
+    assert head.split() == ["BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "WHERE"]
     assert 'high  refund(amount=120, order="o-9")  in doubt  writer …' in line
     assert line.endswith("attempt 1, host host, pid 1")
     assert desk.run("effects", "--since", "1s").err == "no calls that may have changed the world\n"
@@ -319,7 +346,7 @@ def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words:
     assert said.code == 2
     assert said.err.startswith("perdure: ")
     assert len(said.err.splitlines()) == 1
-    assert len(desk.run("questions").out.splitlines()) == 1
+    assert len(desk.run("questions", "--json").json["questions"]) == 1
 
 
 def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> None:

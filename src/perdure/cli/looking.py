@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,8 @@ from perdure.states import TaskStatus
 from perdure.store import questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import because, explain
+
+_WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -71,10 +73,11 @@ def ps(
                 tail(task.id, ids),
                 status_word(task),
                 phrases.duration(now - task.created_at),
-                reason.removeprefix(f"{status_word(task)} ") if task.status.is_terminal else f"because {reason}",
+                reason.replace(status_word(task), "ended", 1) if task.status.is_terminal else f"because {reason}",
             )
             for task, reason in rows
         ],
+        head=("AGENT", "TASK", "STATUS", "AGE", "WHY"),
         styled=2,
     )
     if not rows:
@@ -108,7 +111,10 @@ def questions_(
     app: AppName = None,
     as_json: Json = False,
 ) -> None:
-    """List open questions, oldest first."""
+    """List open questions, oldest first.
+
+    Under each one what it rests on, and the command that answers it.
+    """
     (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
         asked, now = client.store.read(_asked, to=to, session_id=session, after=start, limit=limit)
@@ -122,14 +128,14 @@ def questions_(
         [
             (
                 one.id,
-                one.kind,
-                about(one, evidence),
                 f"{one.agent} {tail(one.task_id, ids)}",
                 phrases.duration(now - one.created_at),
-                _details(one, evidence, now) + (f"  (to {one.to})" if one.to and to is None else ""),
+                phrases.one_line(one.text) + (f"  (to {one.to})" if one.to and to is None else ""),
             )
-            for one, evidence in asked
-        ]
+            for one, _ in asked
+        ],
+        head=("ID", "TASK", "AGE", "QUESTION"),
+        below=[_below(one, evidence, now, client.flags) for one, evidence in asked],
     )
     if not asked:
         screen.note("no open questions")
@@ -175,6 +181,7 @@ def effects(
             )
             for one in found
         ],
+        head=("BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "WHERE"),
         styled=3,
     )
     if not found:
@@ -185,18 +192,6 @@ def effects(
 def status_word(task: Task) -> str:
     """A status as people read it."""
     return "paused" if task.status in (TaskStatus.IDLE, TaskStatus.SWAPPED) else task.status.replace("_", " ")
-
-
-def about(question: Question, evidence: Any) -> str:
-    """What a question is about: the call as one would write it, else its text."""
-    # The text keeps the arguments in the order in which they were given; the evidence sorts them.
-    for first, last in (("did ", " happen?"), ("may ", " run?")):
-        before, said, _ = question.text.removeprefix(first).partition(last)
-        if said and question.text.startswith(first) and question.kind is not QuestionKind.ASK:
-            return phrases.one_line(before)
-    if question.kind in (QuestionKind.CALL, QuestionKind.STEP_IN_DOUBT) and isinstance(evidence, Mapping):
-        return phrases.call(str(evidence.get("tool", "")), evidence.get("arguments"))
-    return phrases.one_line(question.text)
 
 
 def _put_following(after: str | None) -> None:
@@ -230,6 +225,12 @@ def _asked(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Question, Any
     return [(one, questions.evidence(tx, one)) for one in questions.open_list(tx, **filters)], tx.now
 
 
+def _below(question: Question, evidence: Any, now: int, flags: str) -> list[str]:
+    """What stands under a question: what it rests on, and the command that answers it."""
+    details = _details(question, evidence, now)
+    return [*([details] if details else []), phrases.way_to_answer(question.id, question.kind, flags=flags)]
+
+
 def _details(question: Question, evidence: Any, now: int) -> str:
     parts = []
     if isinstance(evidence, Mapping):
@@ -241,7 +242,7 @@ def _details(question: Question, evidence: Any, now: int) -> str:
         if evidence.get("reconcile"):
             parts.append(f"reconcile: {phrases.one_line(str(evidence['reconcile']))}")
         if question.kind is QuestionKind.ASK and evidence.get("wants") not in (None, "any"):
-            parts.append(f"wants {evidence['wants']}")
+            parts.append(f"wants {_WANTED.get(str(evidence['wants']), 'a value')}")
     if question.expires_at is not None:
         parts.append(f"expires in {phrases.duration(question.expires_at - now)}")
     return "; ".join(parts)

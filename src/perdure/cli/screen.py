@@ -66,22 +66,32 @@ def put_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, ensure_ascii=on_terminal, indent=2 if on_terminal else None) + "\n")
 
 
-def put_rows(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> None:
-    """Print rows with their columns aligned; the last one is as long as it is. `styled` is coloured by its words."""
-    lines = [[" ".join(phrases.safe(cell).splitlines()) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+def put_rows(
+    rows: Sequence[Sequence[str]],
+    *,
+    head: Sequence[str] = (),
+    styled: int | None = None,
+    below: Sequence[Sequence[str]] = (),
+) -> None:
+    """Print rows with their columns aligned; the last one is as long as it is.
+
+    `head` names the columns, where there are rows. `styled` is coloured by its words. `below` are lines to stand
+    under each row.
+    """
+    lines = [[_cell(cell) for cell in row] for row in ([head, *rows] if head and rows else rows)]
+    widths = [_width(column) for column in zip(*lines, strict=True)]
     console = _console(sys.stdout)
-    for line in lines:
-        text = Text()
+    first = len(lines) - len(rows)
+    quiet = "" if console.no_color else "dim"
+    for number, line in enumerate(lines, -first):
+        text = Text(style=quiet if number < 0 else "")
         for place, cell in enumerate(line):
-            style = _STYLES.get(cell, "") if place == styled else ""
-            text.append(cell, style)
+            text.append(cell, _STYLES.get(cell, "") if place == styled else "")
             if place < len(line) - 1:
-                text.append(" " * (widths[place] - cell_len(cell) + 2))
-        if console.is_terminal:
-            console.print(text, soft_wrap=True)
-        else:
-            sys.stdout.write(text.plain.rstrip() + "\n")
+                text.append(" " * (max(0, widths[place] - cell_len(cell)) + 2))
+        _put_text(console, text)
+        for more in below[number] if below and number >= 0 else ():
+            _put_text(console, Text(f"    {_cell(more)}", style=quiet))
 
 
 @contextmanager
@@ -96,6 +106,24 @@ def progress(total: int) -> Iterator[Advance]:
             bar.update(task, description=phrases.safe(phrases.one_line(label, limit=60)), advance=steps)
 
         yield advance
+
+
+def _cell(text: str) -> str:
+    return " ".join(phrases.safe(text).splitlines())
+
+
+def _width(column: Sequence[str]) -> int:
+    """How wide a column is: as its widest cell, but a few far longer than the rest do not push all others aside."""
+    lengths = sorted(map(cell_len, column))
+    usual = 2 * lengths[len(lengths) // 2] + 8
+    return max(length for length in lengths if length <= usual)
+
+
+def _put_text(console: Console, text: Text) -> None:
+    if console.is_terminal:
+        console.print(text, soft_wrap=True)
+    else:
+        sys.stdout.write(text.plain.rstrip() + "\n")
 
 
 def _write(stream: TextIO, text: str) -> None:

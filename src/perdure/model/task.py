@@ -222,8 +222,9 @@ class Outcome:
 
 def tail(text: str, ids: Sequence[str] = ()) -> str:
     """The short form of an id on a screen: an ellipsis and its last four characters, more if that is not unique."""
+    others = set(ids) - {text}
     for length in range(4, len(text)):
         ending = text[-length:]
-        if sum(other.endswith(ending) for other in ids) <= 1:
+        if not any(other.endswith(ending) for other in others):
             return f"…{ending}"
     return text
