@@ -231,10 +231,10 @@ class StoreError(PerdureError):
 class StoreBusy(StoreError):
     """Another process held the writer lock for longer than `busy_s`. Nothing was written."""
 
-    def __init__(self, message: str, *, holder_pid: int | None = None, holder_stopped: bool = False) -> None:
+    def __init__(self, message: str, *, holder_pid: int | None = None, holder_frozen: bool = False) -> None:
         super().__init__(message)
         self.holder_pid = holder_pid
-        self.holder_stopped = holder_stopped
+        self.holder_frozen = holder_frozen
 
 
 class StoreFull(StoreError):

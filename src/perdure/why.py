@@ -12,7 +12,7 @@ from perdure.errors import Damaged, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.settings import Settings
-from perdure.states import AttemptStatus, QuestionStatus, TaskStatus
+from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
 from perdure.store import instances, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
 
@@ -20,6 +20,7 @@ SILENT_MS = int(Settings().lease_s * 1000)
 """A worker whose last heartbeat is older than this is called silent here. Only for display: nothing acts on it."""
 
 _SHOWN_RECORDS = 5
+_GONE = (InstanceStatus.STOPPED, InstanceStatus.CRASHED)
 _SHOWN_ATTEMPTS = 10
 
 
@@ -48,17 +49,22 @@ def explain(tx: Transaction, task_id: str, *, recovery_limit: int = Settings().r
 
     `flags` are added to the commands it names. Raises NotFound.
     """
-    task = tasks.get(tx, task_id)
-    page = [*_headline(tx, task)]
-    for title, lines in (
-        ("evidence", _evidence(tx, task)),
-        ("rule", _rules(tx, task, recovery_limit)),
-        ("tried", _tried(tx, task)),
-        ("what moves it on", _moves(tx, task, flags)),
-    ):
-        found = _as_far_as_readable(lines)
-        page += [title, *(f"  {line}" for line in found)] if found else []
+    page = [*_headline(tx, tasks.get(tx, task_id))]
+    for title, lines in sections(tx, task_id, recovery_limit=recovery_limit, flags=flags).items():
+        page += [title, *(f"  {line}" for line in lines)] if lines else []
     return "\n".join(page)
+
+
+def sections(tx: Transaction, task_id: str, *, recovery_limit: int, flags: str = "") -> dict[str, list[str]]:
+    """The lines of each section of that page, by its title."""
+    task = tasks.get(tx, task_id)
+    found = {
+        "evidence": _evidence(tx, task),
+        "rule": _rules(tx, task, recovery_limit),
+        "tried": _tried(tx, task),
+        "what moves it on": _moves(tx, task, flags),
+    }
+    return {title: _as_far_as_readable(lines) for title, lines in found.items()}
 
 
 def standing(task: Task, reason: str) -> str:
@@ -211,7 +217,7 @@ def _called(tx: Transaction, instance_id: str) -> str:
         found = instances.get(tx, instance_id)
     except NotFound:
         return f"worker {instance_id}"
-    return f"worker {instance_id} (host {found.host}, pid {found.pid})"
+    return f"the worker on host {found.host}, pid {found.pid}"
 
 
 # -- the sections of the page ---------------------------------------------------------------
@@ -248,8 +254,8 @@ def _evidence(tx: Transaction, task: Task) -> Iterator[str]:
         when = phrases.moment(step.timestamp, tx.now)
         yield f"step {step.step_index}, {step.risk}: {what} began {when} in attempt {step.attempt}: {outcome}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
-            status = owner.status or "not on record"
-            yield f"  held by worker {owner.instance_id}, host {owner.host}, pid {owner.pid}, which is {status}"
+            status = "gone" if owner.status in _GONE else owner.status or "not on record"
+            yield f"  held by the worker on host {owner.host}, pid {owner.pid}, which is {status}"
 
 
 def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
@@ -258,7 +264,7 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     ends = "never expires"
     if question.expires_at is not None:
         ends = f"expires in {phrases.duration(question.expires_at - tx.now)}"
-    yield f"{question.id} ({question.kind}), asked{to} {age} ago, {ends}"
+    yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.one_line(question.text)}"
     said = questions.evidence(tx, question)
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name):
@@ -267,14 +273,17 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
 
 def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
     past = recovery.decisions(tx, task.id)
+    if len(past) > 1:
+        earlier = [f"{one.verdict} {phrases.moment(one.at, tx.now)}" for one in reversed(past[1:])]
+        yield f"{phrases.count(len(earlier), 'earlier decision')}: {phrases.listed(earlier)}"
+    for decision in past[:1]:
+        yield f"{decision.verdict} (rule {decision.rule}), decided {phrases.moment(decision.at, tx.now)}"
+        yield from (f"  {reason}" for reason in decision.reasons)
     is_decided = any(one.kind is QuestionKind.RESUME for one in open_questions(tx, task))
     if task.status is TaskStatus.INTERRUPTED and not is_decided:
         would = recovery.examine(tx, task.id, recovery_limit=recovery_limit)
         yield f"not decided yet; a worker would now decide {would.verdict} (rule {would.rule})"
         yield from (f"  {reason}" for reason in would.reasons)
-    for decision in past[:3]:
-        yield f"{decision.verdict} (rule {decision.rule}), decided {phrases.moment(decision.at, tx.now)}"
-        yield from (f"  {reason}" for reason in decision.reasons)
 
 
 def _tried(tx: Transaction, task: Task) -> Iterator[str]:
@@ -286,7 +295,7 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
         ended = "still running" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
         error = tasks.read_error(tx, one.error)
         why = "" if error is None else f": {phrases.one_line(str(error))}"
-        yield f"attempt {one.number} from {begun}, {ended} on {_called(tx, one.instance_id)}{why}"
+        yield f"attempt {one.number} from {begun}, {ended}, {_called(tx, one.instance_id)}{why}"
 
 
 def _moves(tx: Transaction, task: Task, flags: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""One SQLite file and several processes: who holds the lock, who is stopped, and what a full disk does."""
+"""One SQLite file and several processes: who holds the lock, who is frozen, and what a full disk does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_busy_store_names_the_stopped_process_that_holds_it_and_goes_on_when_i
 
         with pytest.raises(StoreBusy, match="Wake or end that process") as busy:
             store.call(put, "a")
-        assert (busy.value.holder_pid, busy.value.holder_stopped) == (holder.pid, True)
+        assert (busy.value.holder_pid, busy.value.holder_frozen) == (holder.pid, True)
         with pytest.raises(StoreBusy, match=f"process {holder.pid} "):
             store.call(put_twice, "a")
         assert store.read(keys) == []  # reading needs no lock
@@ -62,7 +62,7 @@ def test_a_busy_store_names_the_stopped_process_that_holds_it_and_goes_on_when_i
         holder.go_on()
         with pytest.raises(StoreBusy, match="look what that process does") as busy:
             store.call(put, "a")
-        assert not busy.value.holder_stopped
+        assert not busy.value.holder_frozen
 
         holder.say()
         assert holder.hear() == "done"

@@ -12,7 +12,7 @@ from perdure.clock import FakeClock, SeededIds
 from perdure.errors import Error, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
-from perdure.store import MEMORY, ends, open_store, questions, tasks
+from perdure.store import MEMORY, ends, instances, open_store, questions, tasks
 from tests.world import World, packed, timer
 
 
@@ -157,7 +157,7 @@ def test_an_answer_that_waits_for_a_worker_to_be_gone_says_so_and_what_to_do(wor
 
     said = because(world, claim.task.id)
 
-    assert said == "the answer is stored and acts once worker worker-0 (host host, pid 1) is proven dead"
+    assert said == "the answer is stored and acts once the worker on host host, pid 1 is proven dead"
     assert f"perdure answer {question.id} --not-happened --anyway" in explain(world, claim.task.id)
 
 
@@ -230,6 +230,34 @@ def test_the_page_shows_the_stored_decision_the_attempts_and_the_commands(world:
     assert "perdure approve Q1 --db x.db " in page
     assert 'perdure deny Q1 --because "…" --db x.db ' in page
     assert f"perdure cancel {claim.task.id} --db x.db " in page
+
+
+def test_the_page_tells_the_last_decision_whole_and_the_earlier_ones_in_a_line(world: World) -> None:
+    claim = world.start()
+    for _ in range(3):
+        world.interrupt(claim)
+        world.recover(claim.task.id)
+        world.clock.advance(60_000)
+        claim = world.claim(claim.task.id)
+
+    lines = explain(world, claim.task.id).splitlines()
+
+    rule = lines.index("rule")
+    assert lines[rule + 1].startswith("  2 earlier decisions: auto_resume ")
+    assert lines[rule + 2].startswith("  auto_resume (rule resume), decided ")
+    assert sum("auto_resume (rule" in line for line in lines) == 1
+
+
+def test_a_worker_is_called_by_its_host_and_pid_and_gone_when_it_is(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", name="pay", risk="high")
+    world.store.call(instances.mark_stopped, world.worker.id)
+    world.interrupt(claim)
+
+    page = explain(world, claim.task.id)
+
+    assert "held by the worker on host host, pid 1, which is gone" in page
+    assert world.worker.id not in page
 
 
 def test_the_page_of_an_ended_task_has_no_commands(world: World) -> None:

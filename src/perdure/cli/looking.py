@@ -20,7 +20,7 @@ from perdure.model.task import Task, tail
 from perdure.states import TaskStatus
 from perdure.store import questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain
+from perdure.why import because, explain, sections
 
 _WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 
@@ -93,12 +93,14 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         limit = client.store.settings.recovery_limit
-        page = client.store.read(explain, task_id, recovery_limit=limit, flags=client.flags)
+        told = {"recovery_limit": limit, "flags": client.flags}
         if as_json:
             row, reason = client.store.read(_with_reason, task_id)
-            screen.put_json({**task_shape(row, reason), "why": page})
+            found = client.store.read(sections, task_id, **told)
+            why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
+            screen.put_json({**task_shape(row, reason), "why": why_})
         else:
-            screen.put(page)
+            screen.put(client.store.read(explain, task_id, **told))
 
 
 def questions_(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,12 +13,15 @@ from perdure.cli.options import AppName, Db, Json, TaskId
 from perdure.cli.shapes import attempt_shape, message_shape, plain, plain_body, step_shape, task_shape
 from perdure.errors import Error
 from perdure.model.message import Message
-from perdure.model.step import Step
+from perdure.model.step import NoteKind, Step
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import because, standing
+
+# What the lines of the attempts tell already.
+_OF_TURNS: Final = (NoteKind.TURN_STARTED, NoteKind.TURN_COMPLETED)
 
 
 def show(
@@ -30,8 +33,9 @@ def show(
     app: AppName = None,
     as_json: Json = False,
 ) -> None:
-    """Show one task: attempts, records, usage, messages.
+    """Show one task: arguments, attempts, records, usage, messages.
 
+    Records of the beginning and the end of a turn are left out; --json has them.
     --step shows the conversation and the records as they were at that record.
     """
     with opened(db, app) as client:
@@ -46,7 +50,8 @@ def show(
         for message in page.seen.messages:
             _put_message(message, page.now)
     elif page.seen.messages:
-        screen.put(f"{phrases.count(len(page.seen.messages), 'message')}: --messages prints them")
+        them = "it" if len(page.seen.messages) == 1 else "them"
+        screen.put(f"{phrases.count(len(page.seen.messages), 'message')}: --messages prints {them}")
 
 
 class _Page:
@@ -57,6 +62,7 @@ class _Page:
         self.at_step = at_step
         self.task: Task = tasks.get(tx, task_id)
         self.because = because(tx, self.task)
+        self.prompt = plain_body(tasks.get_input(tx, task_id).prompt)
         self.attempts: list[tuple[Attempt, Error | None]] = [
             (one, tasks.read_error(tx, one.error)) for one in task_lists.attempts(tx, task_id)
         ]
@@ -72,6 +78,7 @@ def _as_json(page: _Page) -> dict[str, Any]:
     outcome = page.outcome
     return {
         **task_shape(page.task, page.because),
+        "arguments": page.prompt,
         "result": None if outcome is None else plain_body(outcome.result),
         "error": None if outcome is None or outcome.error is None else str(outcome.error),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
@@ -86,8 +93,12 @@ def _as_json(page: _Page) -> dict[str, Any]:
 def _put_header(page: _Page) -> None:
     task, outcome = page.task, page.outcome
     screen.put(standing(task, page.because))
-    rows = [("session", task.session_id), ("admitted", phrases.moment(task.created_at, page.now))]
-    if task.idempotency_key is not None:
+    rows = [
+        ("call", phrases.call(task.agent, page.prompt)),
+        ("session", task.session_id),
+        ("admitted", phrases.moment(task.created_at, page.now)),
+    ]
+    if task.idempotency_key is not None and not task.idempotency_key.startswith("="):  # Those are perdure's own.
         rows.append(("key", task.idempotency_key))
     if task.parent_task_id is not None:
         rows.append(("parent", task.parent_task_id))
@@ -112,7 +123,8 @@ def _put_header(page: _Page) -> None:
 def _put_trace(page: _Page) -> None:
     if page.at_step is not None:
         screen.put(f"as it was at record {page.at_step}, {'' if page.seen.complete else 'not '}complete")
-    screen.put_rows([_line(record, page.now) for record in page.seen.records], styled=3)
+    shown = [_line(record, page.now) for record in page.seen.records if record.step.event_kind not in _OF_TURNS]
+    screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3)
 
 
 def _line(record: Record, now: int) -> tuple[str, ...]:

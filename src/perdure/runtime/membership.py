@@ -140,7 +140,7 @@ class Membership:
     async def _mind_frozen(self, busy: StoreBusy) -> None:
         """Its heartbeat cannot be judged, as nobody's gets through; that it stands still for a lease can be seen."""
         now = self._store.clock.boot_ms()
-        if busy.holder_pid is None or not busy.holder_stopped:
+        if busy.holder_pid is None or not busy.holder_frozen:
             self._frozen = None
             return
         if self._frozen is None or self._frozen[0] != busy.holder_pid:

@@ -113,7 +113,7 @@ class Sweeper:
         others = [one for one in found if one.id != self._worker.instance_id]
         me, path = whoami(), self._worker.membership.lock_path
         for one in self._observer.saw(others, self._worker.membership.last_beat_ms):
-            # It may only be stopped, and would wake in the middle of a call: end it before its work is taken.
+            # It may only be frozen, and would wake in the middle of a call: end it before its work is taken.
             # Once the kernel has, its lock is free, and it is buried below or in the next pass.
             if path is not None and _is_ended_by_us(one, me, path):
                 continue

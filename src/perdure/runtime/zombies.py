@@ -1,6 +1,6 @@
 """Whether whoever held a call may still be inside it, and what became of the call meanwhile.
 
-"It did not happen, run it" was true when it was said. A process that was only stopped may have woken since, and gone
+"It did not happen, run it" was true when it was said. A process that was only frozen may have woken since, and gone
 on in the middle of the call. So the answer acts only once that process is known to be dead, and if it was not dead
 yet when the answer was given, its last word about the call decides.
 """

@@ -1,7 +1,7 @@
 """The lock that lets one process at a time write to a SQLite file, fair and with a deadline.
 
 SQLite's own busy handler sleeps and retries, so the process that has just committed wins again (measured: one
-process got 1 commit against 813). A blocking flock is fair but hangs for ever when its holder is stopped. So: take
+process got 1 commit against 813). A blocking flock is fair but hangs for ever when its holder is frozen. So: take
 it at once if it is free, else a thread waits in flock and the caller waits for that thread, up to a deadline.
 """
 
@@ -88,13 +88,13 @@ class WriterLock:
 
     def _busy(self) -> StoreBusy:
         pid = _holder(self._path)
-        stopped = pid is not None and _is_stopped(pid)
-        who = "another process" if pid is None else f"process {pid}{' (stopped)' if stopped else ''}"
+        frozen = pid is not None and _is_frozen(pid)
+        who = "another process" if pid is None else f"process {pid}{' (frozen)' if frozen else ''}"
         return StoreBusy(
             f"{who} has held the write lock of {self._path} for {self._busy_s:g} s; nothing was written. "
-            + ("Wake or end that process." if stopped else "Try again, or look what that process does."),
+            + ("Wake or end that process." if frozen else "Try again, or look what that process does."),
             holder_pid=pid,
-            holder_stopped=stopped,
+            holder_frozen=frozen,
         )
 
 
@@ -117,7 +117,7 @@ def _holder(path: Path) -> int | None:
     return None
 
 
-def _is_stopped(pid: int) -> bool:
+def _is_frozen(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
