@@ -93,14 +93,13 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         limit = client.store.settings.recovery_limit
-        told = {"recovery_limit": limit, "flags": client.flags}
         if as_json:
             row, reason = client.store.read(_with_reason, task_id)
-            found = client.store.read(sections, task_id, **told)
+            found = client.store.read(sections, task_id, recovery_limit=limit, flags=client.flags)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
             screen.put_json({**task_shape(row, reason), "why": why_})
         else:
-            screen.put(client.store.read(explain, task_id, **told))
+            screen.put(client.store.read(explain, task_id, recovery_limit=limit, flags=client.flags))
 
 
 def questions_(
