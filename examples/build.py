@@ -39,4 +39,5 @@ async def lead(goal: str) -> list[str]:
 app = perdure.App(agents=[lead, coder])
 
 if __name__ == "__main__":
-    print("\n".join(asyncio.run(app.run(lead.options(key=sys.argv[1]), sys.argv[1]))))
+    goal = " ".join(sys.argv[1:]) or "shop"
+    print("\n".join(asyncio.run(app.run(lead.options(key=goal), goal))))

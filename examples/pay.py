@@ -74,4 +74,5 @@ async def agree(question: perdure.Question) -> None:
 app = perdure.App(agents=[support], lifespan=opened, notify=agree)
 
 if __name__ == "__main__":
-    print(asyncio.run(app.run(support.options(key=sys.argv[1]), sys.argv[1])))
+    order = " ".join(sys.argv[1:]) or "o-7"
+    print(asyncio.run(app.run(support.options(key=order), order)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent import search
+from assistant import search
 from pay import refund, support
 
 from perdure.testing import World

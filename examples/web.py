@@ -67,4 +67,4 @@ def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]) if len(sys.argv) > 1 else 8000)

@@ -111,13 +111,13 @@ def recorded(stage: Stage) -> list[str]:
 def test_an_agent_killed_between_calls_goes_on_where_it_was(
     stage: Stage, undisturbed: Callable[..., str], calls_before: int
 ) -> None:
-    expected = undisturbed("agent.py", "who won?")
+    expected = undisturbed("assistant.py", "who won?")
 
-    first = stage.start("agent.py", "who won?", FAKE_LLM_THINKING_S="0.4")
+    first = stage.start("assistant.py", "who won?", FAKE_LLM_THINKING_S="0.4")
     until(lambda: len(recorded(stage)) >= calls_before and bool(stage.lines("bill.txt") or not calls_before))
     first.kill()
     bought_before = len(stage.lines("bill.txt"))
-    result = stage.run("agent.py", "who won?")
+    result = stage.run("assistant.py", "who won?")
 
     assert result == expected
     assert len(stage.lines("outbox.txt")) == 1
@@ -129,12 +129,12 @@ def test_an_agent_killed_between_calls_goes_on_where_it_was(
 def test_an_agent_killed_inside_a_dangerous_call_asks_before_it_goes_on(
     stage: Stage, undisturbed: Callable[..., str], verdict: str
 ) -> None:
-    expected = undisturbed("agent.py", "who won?")
+    expected = undisturbed("assistant.py", "who won?")
 
-    first = stage.start("agent.py", "who won?", MAIL_TAKES_S="600")
+    first = stage.start("assistant.py", "who won?", MAIL_TAKES_S="600")
     until(lambda: bool(stage.lines("outbox.txt")))
     first.kill()
-    second = stage.start("agent.py", "who won?")
+    second = stage.start("assistant.py", "who won?")
     with stage.client() as client:
         until(lambda: bool(client.questions()))
         (question,) = client.questions()
@@ -153,12 +153,12 @@ def test_an_agent_killed_inside_a_dangerous_call_asks_before_it_goes_on(
 
 
 def test_a_synchronous_agent_goes_on_where_it_was_as_well(stage: Stage, undisturbed: Callable[..., str]) -> None:
-    expected = undisturbed("sync_agent.py", "owls")
+    expected = undisturbed("sync_assistant.py", "owls")
 
-    first = stage.start("sync_agent.py", "owls", FAKE_LLM_THINKING_S="0.4")
+    first = stage.start("sync_assistant.py", "owls", FAKE_LLM_THINKING_S="0.4")
     until(lambda: "search" in recorded(stage))
     first.kill()
-    result = stage.run("sync_agent.py", "owls")
+    result = stage.run("sync_assistant.py", "owls")
 
     assert result == expected
     assert len(stage.lines("bill.txt")) in (2, 3)
@@ -167,13 +167,13 @@ def test_a_synchronous_agent_goes_on_where_it_was_as_well(stage: Stage, undistur
 def test_an_interrupted_synchronous_agent_goes_on_without_buying_anything_again(
     stage: Stage, undisturbed: Callable[..., str]
 ) -> None:
-    expected = undisturbed("sync_agent.py", "owls")
+    expected = undisturbed("sync_assistant.py", "owls")
 
-    first = stage.start("sync_agent.py", "owls", FAKE_LLM_THINKING_S="1")
+    first = stage.start("sync_assistant.py", "owls", FAKE_LLM_THINKING_S="1")
     until(lambda: is_running(stage))
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=LIMIT_S)
-    second = stage.run("sync_agent.py", "owls")
+    second = stage.run("sync_assistant.py", "owls")
 
     assert "KeyboardInterrupt" in errors
     assert second == expected

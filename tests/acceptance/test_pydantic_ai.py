@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -279,3 +281,11 @@ def test_a_synchronous_agent_may_use_run_sync(tmp_db: Path) -> None:
 
     assert first == second == "OWLS, 5"
     assert made == done == ["model", "look owls", "model"]
+
+
+def test_without_pydantic_ai_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic_ai.durable_exec", None)
+    monkeypatch.delitem(sys.modules, "perdure.integrations.pydantic_ai")
+
+    with pytest.raises(ModuleNotFoundError, match="pip install 'pydantic-ai-slim>="):
+        importlib.import_module("perdure.integrations.pydantic_ai")

@@ -16,6 +16,12 @@ from datetime import datetime
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+try:
+    import pydantic_ai.durable_exec  # noqa: F401  # Old versions lack it.
+except ModuleNotFoundError as missing:
+    needed = "perdure.integrations.pydantic_ai needs Pydantic AI: pip install 'pydantic-ai-slim>=2.68'"
+    raise ModuleNotFoundError(needed, name=missing.name) from missing
+
 from pydantic_ai.agent import EventStreamHandler
 from pydantic_ai.capabilities.abstract import WrapRunHandler
 from pydantic_ai.durable_exec import (

@@ -100,7 +100,7 @@ def _connect(url: str, *, settings: Settings, clock: Clock, ids: Ids) -> Databas
         try:
             from perdure.store.postgres import open_postgres
         except ModuleNotFoundError as error:
-            raise BadInput("PostgreSQL needs a driver: pip install 'perdure[postgres]'", field="url") from error
+            raise BadInput("PostgreSQL needs a driver: pip install 'psycopg[binary]'", field="url") from error
         return open_postgres(url, settings=settings, clock=clock, ids=ids)
     from perdure.store.sqlite import open_sqlite
 

@@ -1,6 +1,6 @@
 """A loop you already have, and three lines that make it survive: the decorator, `model`, `call`.
 
-    python agent.py "who won?"        kill -9 it anywhere, then the same line again
+    python assistant.py "who won?"        kill -9 it anywhere, then the same line again
 
 The same key is the same task: the second run joins the first, or resumes it from its records. If the process died
 while the mail was being sent, nobody knows whether it went out, and mail has no undeclared second chance: the run
@@ -66,4 +66,5 @@ async def assistant(question: str) -> str:
 app = perdure.App(agents=[assistant])  # The database: $PERDURE_DB, else perdure.db.
 
 if __name__ == "__main__":
-    print(asyncio.run(app.run(assistant.options(key=sys.argv[1]), sys.argv[1])))
+    question = " ".join(sys.argv[1:]) or "who won?"
+    print(asyncio.run(app.run(assistant.options(key=question), question)))

@@ -1,6 +1,6 @@
-"""The loop of agent.py without `async`: the same names, blocking.
+"""The loop of assistant.py without `async`: the same names, blocking.
 
-python sync_agent.py "who won?"        kill -9 it anywhere, then the same line again
+python sync_assistant.py "who won?"        kill -9 it anywhere, then the same line again
 """
 
 from __future__ import annotations
@@ -49,4 +49,5 @@ def assistant(question: str) -> str:
 app = perdure.App(agents=[assistant])
 
 if __name__ == "__main__":
-    print(app.run(assistant.options(key=sys.argv[1]), sys.argv[1]))
+    question = " ".join(sys.argv[1:]) or "owls"
+    print(app.run(assistant.options(key=question), question))
