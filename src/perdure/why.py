@@ -20,7 +20,7 @@ SILENT_MS = int(Settings().lease_s * 1000)
 """A worker whose last heartbeat is older than this is called silent here. Only for display: nothing acts on it."""
 
 _SHOWN_RECORDS = 5
-_GONE = (InstanceStatus.STOPPED, InstanceStatus.CRASHED)
+_DEAD = (InstanceStatus.STOPPED, InstanceStatus.CRASHED)
 _SHOWN_ATTEMPTS = 10
 
 
@@ -254,7 +254,7 @@ def _evidence(tx: Transaction, task: Task) -> Iterator[str]:
         when = phrases.moment(step.timestamp, tx.now)
         yield f"step {step.step_index}, {step.risk}: {what} began {when} in attempt {step.attempt}: {outcome}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
-            status = "gone" if owner.status in _GONE else owner.status or "not on record"
+            status = "dead" if owner.status in _DEAD else owner.status or "not on record"
             yield f"  held by the worker on host {owner.host}, pid {owner.pid}, which is {status}"
 
 

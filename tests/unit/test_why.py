@@ -248,7 +248,7 @@ def test_the_page_tells_the_last_decision_whole_and_the_earlier_ones_in_a_line(w
     assert sum("auto_resume (rule" in line for line in lines) == 1
 
 
-def test_a_worker_is_called_by_its_host_and_pid_and_gone_when_it_is(world: World) -> None:
+def test_a_worker_is_called_by_its_host_and_pid_and_dead_when_it_is(world: World) -> None:
     claim = world.start()
     world.begin(claim, "pay", name="pay", risk="high")
     world.store.call(instances.mark_stopped, world.worker.id)
@@ -256,7 +256,7 @@ def test_a_worker_is_called_by_its_host_and_pid_and_gone_when_it_is(world: World
 
     page = explain(world, claim.task.id)
 
-    assert "held by the worker on host host, pid 1, which is gone" in page
+    assert "held by the worker on host host, pid 1, which is dead" in page
     assert world.worker.id not in page
 
 

@@ -1,4 +1,4 @@
-"""`perdure demo`: real worker processes do recorded work, are killed and stopped, and keep three promises.
+"""`perdure demo`: real worker processes do recorded work, are killed and frozen, and keep three promises.
 
     run_demo(sources=[], kills=15, workers=2, seed=1, url=None, as_json=False)
 
@@ -29,7 +29,7 @@ def run_demo(
     """Run the demo and print what happened; 0 when every promise was kept, else 1.
 
     `sources` are files of recorded runs or folders of them; a small scenario when there are none. Each run is played
-    `copies` times. `zombies` workers are stopped past their lease and woken: by default one for every eight kills.
+    `copies` times. `zombies` workers are frozen past their lease and woken: by default one for every eight kills.
     The database is a new file unless `url` names an empty one. Raises BadInput for what cannot be read or used.
     """
     # Only now: a worker of the demo imports this package, too, and must start quickly.

@@ -1,4 +1,4 @@
-"""What is done to the workers: killed at random moments, or stopped in the middle of a call and woken much later."""
+"""What is done to the workers: killed at random moments, or frozen in the middle of a call and woken much later."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ class Harm:
             return False
         held = await aio.read(self.store, _held_by, victim.process.pid)
         if not held or not await self._can_write():
-            # It holds nothing, or was stopped in the middle of a commit: then everybody waits for it, and rightly.
+            # It holds nothing, or was frozen in the middle of a commit: then everybody waits for it, and rightly.
             self.crew.wake(victim)
             await asyncio.sleep(_PROBE_S)
             return False
-        self.teller.say("stopped", f"{victim} for longer than its lease; it believes that it holds {_count(held)}")
+        self.teller.say("frozen", f"{victim} for longer than its lease; it believes that it holds {_count(held)}")
         is_taken = await self._until_taken_over(victim)
         await asyncio.sleep(self.random.random() * _PROBE_S)
         self.crew.wake(victim)

@@ -16,7 +16,7 @@ from rich.table import Table
 _STYLES: Mapping[str, str] = {
     "started": "green",
     "killed": "bold red",
-    "stopped": "bold magenta",
+    "frozen": "bold magenta",
     "woken": "magenta",
     "fenced": "magenta",
     "taken over": "cyan",
