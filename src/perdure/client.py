@@ -420,18 +420,20 @@ class App(Client):
                 field="agent",
             )
         if self._worker is not None:
-            return cast("R", await self._run_on(self._worker, call))
+            return cast("R", await self._run_on(self._worker, call, None))
         news = News(flags=self.flags)
         try:
             async with self.worker(on_event=news.hear) as worker, beside(news.run()):
-                return cast("R", await self._run_on(worker, call))
+                return cast("R", await self._run_on(worker, call, news))
         finally:
             await self.aclose()
 
-    async def _run_on(self, worker: Worker, call: AgentCall) -> Any:
+    async def _run_on(self, worker: Worker, call: AgentCall, news: News | None) -> Any:
         new = new_task(call, key=call.options.key, lane=Lane.MAIN)
         # Nobody is told of the admission before the result, which is durable after it.
         admitted = await aio.call_softly(self.store, admission.admit, [new])
+        if news is not None:
+            news.about(admitted.tasks[0].root_session_id)
         await worker.adopt(admitted.tasks[0].id)
         return await self._handle(admitted.tasks[0].id, call).result()
 

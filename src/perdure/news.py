@@ -4,6 +4,7 @@
     recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did send_email(to="team@example.org") happen?
     waits for you: did send_email(to="team@example.org") happen?  perdure answer Q19 --happened | …
     took over 500: 493 running, 7 questions
+    other tasks of this app: 2 taken up, 1 question (perdure questions)
 
 It listens to a worker and gathers for a moment, so that what was recovered together is told as one line.
 """
@@ -46,13 +47,16 @@ class News:
     """Gathers what a worker tells and turns it into lines.
 
     `flags` name the database in the commands that it shows. `counts_only` is for a worker that runs anybody's tasks:
-    what was taken over is counted, not told one by one.
+    what was taken over is counted, not told one by one. Once `about` has said whose news this is, that of other tasks
+    is counted too.
     """
 
     def __init__(self, *, flags: str = "", counts_only: bool = False, say: Callable[[str], None] | None = None) -> None:
         self._flags = flags
         self._counts_only = counts_only
         self._say = say or _print
+        self._root: str | None = None
+        self._root_of: dict[str, str] = {}
         self._begun_here: set[str] = set()
         self._taken: dict[str, int] = {}
         self._newly_taken: set[str] = set()
@@ -61,11 +65,17 @@ class News:
         self._told: set[str] = set()
         self._changed = asyncio.Event()
 
+    def about(self, root: str) -> None:
+        """Tell of the tasks below this root session one by one, and only count the others."""
+        self._root = root
+
     # -- listening --------------------------------------------------------------------------
 
     def hear(self, what: str, facts: Mapping[str, Any]) -> None:
         """Take one event of a worker."""
         task_id = str(facts.get("task", ""))
+        if "root" in facts and not self._counts_only:
+            self._root_of[task_id] = facts["root"]
         match what:
             case "started":
                 self._begun_here.add(task_id)
@@ -112,23 +122,38 @@ class News:
 
     def lines(self) -> list[str]:
         """What was gathered, as lines."""
-        questions = [asked_line(one, flags=self._flags) for one in self._asked.values()]
+        asked = [one for one in self._asked.values() if not self._is_other(one.task_id)]
+        return [*self._own_lines(asked), *self._other_lines(len(self._asked) - len(asked))]
+
+    def _own_lines(self, asked: list[Asked]) -> list[str]:
+        questions = [asked_line(one, flags=self._flags) for one in asked]
         waiting: dict[str, Asked] = {}
-        for one in self._asked.values():
+        for one in asked:
             if one.task_id in self._taken:
                 waiting.setdefault(one.task_id, one)
         if self._counts_only:
             return [*_took_over(len(self._newly_taken), len(waiting.keys() & self._newly_taken)), *questions]
-        resumed = [facts for task_id, facts in self._resumed.items() if task_id not in waiting]
+        ours = {task_id: facts for task_id, facts in self._resumed.items() if not self._is_other(task_id)}
+        resumed = [facts for task_id, facts in ours.items() if task_id not in waiting]
         if len(resumed) + len(waiting) < 2:
-            return [*map(resumed_line, self._resumed.values()), *questions]
+            return [*map(resumed_line, ours.values()), *questions]
         parts = [f"{len(resumed):,} resumed at step {_steps(resumed)}"] if resumed else []
         if waiting:
             text = phrases.one_line(next(iter(waiting.values())).text)
             parts.append(f"{len(waiting):,} {'waits' if len(waiting) == 1 else 'wait'} for you: {text}")
         recovered = f"recovered {phrases.count(len(resumed) + len(waiting), 'task')}: {', '.join(parts)}"
-        saved = _saved(list(self._resumed.values()))
+        saved = _saved(list(ours.values()))
         return [recovered, *([f"  {saved}"] if saved else []), *(f"  {line}" for line in questions)]
+
+    def _other_lines(self, questions: int) -> list[str]:
+        taken = sum(map(self._is_other, self._newly_taken))
+        parts = [f"{taken:,} taken up"] if taken else []
+        if questions:
+            parts.append(f"{phrases.count(questions, 'question')} (perdure questions{self._flags})")
+        return [f"other tasks of this app: {', '.join(parts)}"] if parts else []
+
+    def _is_other(self, task_id: str) -> bool:
+        return self._root is not None and self._root_of.get(task_id, self._root) != self._root
 
     def _note(self, one: Asked) -> None:
         if one.id not in self._told:

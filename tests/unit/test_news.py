@@ -102,6 +102,22 @@ def test_a_task_that_waits_for_a_yes_to_go_on_counts_as_recovered() -> None:
     assert "perdure approve Q5" in news.lines()[1]
 
 
+def test_the_news_of_other_tasks_is_a_count() -> None:
+    news = News(flags=" --db a.db")
+    news.hear("took_over", facts(1, root="other"))
+    news.hear("resumed", resumed(1, tools=2) | {"root": "other"})
+    news.hear("question", question(3, 1))
+    news.hear("started", facts(2, root="mine"))
+    news.hear("question", question(4, 2, kind="ask", text="which?"))
+
+    news.about("mine")
+
+    assert news.lines() == [
+        "waits for you: which?  perdure answer Q4 --db a.db VALUE",
+        "other tasks of this app: 1 taken up, 1 question (perdure questions --db a.db)",
+    ]
+
+
 def test_a_worker_counts_what_it_took_over() -> None:
     news = News(counts_only=True)
     for number in range(500):

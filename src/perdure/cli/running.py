@@ -58,6 +58,7 @@ def run(
 
     The same line again joins the newest open task of this agent with these arguments, or resumes it after a crash.
     Exit code 1 when the task failed or only a person is waited for; what to answer is printed then.
+    While it runs, other open tasks of the app go on here too, as on any worker.
     """
     if key is not None and new:
         raise BadInput("--key names one task, and --new wants another: give one of them", field="key")
@@ -105,6 +106,7 @@ async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | No
             age = phrases.duration(app.store.clock.now_ms() - task.created_at)
             screen.note(f"joins {task.agent} {tail(task.id)}, admitted {age} ago")
         news = News(flags=app.flags)
+        news.about(task.root_session_id)
         stopped = asyncio.Event()
         async with app.worker(on_event=news.hear) as worker, beside(news.run()), _signals(stopped.set) as caught:
             await worker.adopt(task.id)

@@ -67,4 +67,5 @@ class Announcer:
 
 
 def _facts(attempt: Attempt) -> dict[str, Any]:
-    return {"task": attempt.task.id, "agent": attempt.task.agent, "attempt": attempt.task.attempt}
+    task = attempt.task
+    return {"task": task.id, "root": task.root_session_id, "agent": task.agent, "attempt": task.attempt}

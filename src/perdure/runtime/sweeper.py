@@ -145,6 +145,7 @@ class Sweeper:
         if recovered is not None:
             facts = {
                 "task": task_id,
+                "root": recovered.task.root_session_id,
                 "agent": recovered.task.agent,
                 "verdict": recovered.decision.verdict,
                 "steps": recovered.task.step_count,
