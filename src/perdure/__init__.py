@@ -73,8 +73,7 @@ from perdure.runtime.context import (
 )
 from perdure.runtime.doubts import Doubt, Verdict, happened, not_happened, unknown
 from perdure.settings import Settings
-
-__version__ = "0.1.0"
+from perdure.version import __version__ as __version__
 
 __all__ = [
     "Agent",

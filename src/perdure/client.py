@@ -211,7 +211,10 @@ class TaskHandle(Generic[R]):
 
 
 class Client:
-    """Talks to one database. Opened on first use; `async with` or `lifespan` closes it."""
+    """Talks to one database. Opened on first use; `async with` or `lifespan` closes it.
+
+    Where there is no database, it is made.
+    """
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None, store: Store | None = None) -> None:
         self._url = url

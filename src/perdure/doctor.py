@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from perdure import __version__, phrases
+from perdure import phrases
 from perdure.settings import durability_note
 from perdure.store import Store, instances, sqlite_path, task_lists
 from perdure.store.database import Row, Transaction
 from perdure.store.file_health import FileHealth
 from perdure.store.file_health import examine as examine_file
 from perdure.store.health import Broken, broken, schema_version
+from perdure.version import __version__
 from perdure.why import SILENT_MS
 
 # The log is emptied at 64 MiB; much more than that means that something holds it.

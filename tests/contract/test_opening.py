@@ -141,6 +141,7 @@ def test_another_programs_sqlite_file_is_refused_and_left_unchanged(tmp_path: Pa
             open_store(str(path))
 
     assert [_digest(path) for path in (foreign, marked, text)] == before
+    assert {path.name for path in tmp_path.iterdir()} == {"foreign.db", "marked.db", "text.db"}  # Nothing beside them.
 
 
 def test_another_programs_postgres_schema_is_refused_and_left_unchanged(postgres_url: str) -> None:

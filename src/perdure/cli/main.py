@@ -14,9 +14,10 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from perdure import __version__, phrases
+from perdure import phrases
 from perdure.cli import answering, checking, demonstrating, importing, looking, running, screen
 from perdure.errors import BadInput, NotFound, PerdureError, StoreError
+from perdure.version import __version__
 
 OK: Final = 0
 NO: Final = 1

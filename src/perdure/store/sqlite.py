@@ -36,6 +36,7 @@ from perdure.store.database import Answer, Unit, Waiter, deliver_all
 from perdure.store.filesystem import check_path, create_private
 from perdure.store.migrate import migrate
 from perdure.store.queries import SQLITE
+from perdure.store.sqlite_file import is_empty, prepare_file
 from perdure.store.sqlite_transaction import SqliteTransaction
 from perdure.store.wakeup import Wakeup
 from perdure.store.writer_lock import WriterLock
@@ -43,10 +44,7 @@ from perdure.store.writer_lock import WriterLock
 _MAX_BATCH = 512
 _READERS = 2
 _READ_TOGETHER = 8
-# A lone commit writes whole pages and a batch shares them: 8 KiB lies between (measured with 2 KB payloads).
-_PAGE_BYTES = 8192
 _CACHE_KIB = 65_536
-_APPLICATION_ID = 0x70657264  # "perd"
 
 _Job = tuple[Unit[Any], Waiter]
 
@@ -319,7 +317,7 @@ class SqliteDatabase:
             self._lock.take()
         try:
             connection = self._new_connection()
-            _prepare_file(connection, in_memory=self.path is None)
+            prepare_file(connection, in_memory=self.path is None)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 migrate(_Schema(connection), SQLITE, now_ms=self.clock.now_ms())
@@ -427,28 +425,6 @@ def translate(error: apsw.Error, url: str = "") -> StoreError:
             return StoreError(f"the database failed{where}: {error}")
 
 
-def _prepare_file(connection: apsw.Connection, *, in_memory: bool) -> None:
-    """Make the file ours: page size, journal and identity. What was asked for is read back."""
-    found = connection.pragma("application_id")
-    if found not in (0, _APPLICATION_ID):
-        raise Damaged(f"this SQLite file belongs to another program (application id {found}); it was left unchanged")
-    if found == 0:
-        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
-            raise Damaged("this SQLite file holds another program's tables; it was left unchanged. Name another file.")
-        connection.pragma("page_size", _PAGE_BYTES)
-        if not in_memory:
-            connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        connection.pragma("application_id", _APPLICATION_ID)
-    if in_memory:
-        return
-    journal = connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    if journal != [("wal",)] or connection.pragma("synchronous") != 2 or connection.pragma("foreign_keys") != 1:
-        raise StoreError(
-            f"SQLite would not take the settings that durability needs (journal {journal}, synchronous "
-            f"{connection.pragma('synchronous')}): the promise could not be kept, so the store was not opened"
-        )
-
-
 def _roll_back(connection: apsw.Connection) -> None:
     if connection.in_transaction:
         try:
@@ -474,6 +450,19 @@ class _Schema:
         return [tuple(row) for row in self._connection.execute(sql).fetchall()]
 
 
+def _refuse_foreign(path: Path) -> None:
+    """Look before anything is put beside a file that is not ours. Raises Damaged."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        is_empty(connection)
+    except apsw.BusyError:
+        return  # Another process makes it just now; the lock tells who is first.
+    except apsw.Error as error:
+        raise translate(error, f"sqlite:///{path}") from error
+    finally:
+        connection.close()
+
+
 def open_sqlite(
     path: Path | None, *, settings: Settings, clock: Clock, ids: Ids, vfs: str = "", inline: bool = False
 ) -> SqliteDatabase:
@@ -485,4 +474,6 @@ def open_sqlite(
     if path is not None and not vfs:
         path = check_path(path)
         create_private(path)
+        if not _beside(path, "lock").exists():
+            _refuse_foreign(path)
     return SqliteDatabase(path, clock=clock, ids=ids, settings=settings, vfs=vfs, inline=inline)

@@ -117,7 +117,10 @@ class TaskHandle(Generic[R]):
 
 
 class Client:
-    """Talks to one database. Opened on first use; `with` or `close` closes it."""
+    """Talks to one database. Opened on first use; `with` or `close` closes it.
+
+    Where there is no database, it is made.
+    """
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None, store: Store | None = None) -> None:
         self._start_with(client.Client(url, settings=settings, store=store))
