@@ -1,13 +1,15 @@
 """`@agent` and `@tool`: plain functions with options, and what a process knows of them. Touches no file.
 
 A decorated function stays a real function: same coroutine flag, signature and docstring, for frameworks inspect
-them. Outside a task it simply runs. Inside one it hands itself to the attempt that stands in `ambient`.
+them. Outside a task it simply runs, unrecorded (of an agent that is logged once). Inside one it hands itself to the
+attempt that stands in `ambient`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -37,6 +39,9 @@ from perdure.errors import BadInput, WrongThread
 from perdure.policy.budget import Budget
 from perdure.policy.lanes import check_priority
 from perdure.policy.risk import Risk
+
+log = logging.getLogger(__name__)
+_told_unrecorded: set[str] = set()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -229,6 +234,7 @@ def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             scope = ambient.scope()
             if scope is None:
+                _warn_unrecorded(definition.name)
                 return await fn(*args, **kwargs)
             return await scope.runner.call_agent(AgentCall(definition, options, args, kwargs))
 
@@ -239,6 +245,7 @@ def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
         def call_sync(*args: Any, **kwargs: Any) -> Any:
             scope = ambient.scope()
             if scope is None:
+                _warn_unrecorded(definition.name)
                 return fn(*args, **kwargs)
             _refuse_on_loop(scope, definition.name)
             return scope.runner.block_on(lambda: scope.runner.call_agent(AgentCall(definition, options, args, kwargs)))
@@ -334,6 +341,14 @@ def _wrap_tool(definition: ToolDefinition, options: CallOptions) -> Any:
     wrapped.bind, wrapped.options = bind, with_options
     setattr(wrapped, MARK, definition)
     return wrapped
+
+
+def _warn_unrecorded(agent: str) -> None:
+    """Say, once a process, that an agent runs as the plain function that it is: right in a test, else a slip."""
+    if agent not in _told_unrecorded:
+        _told_unrecorded.add(agent)
+        text = "agent %s is called outside a task: nothing is recorded, and a crash loses it; app.run(%s, …) records it"
+        log.warning(text, agent, agent, extra={"agent": agent})
 
 
 def _refuse_lost(definition: ToolDefinition, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

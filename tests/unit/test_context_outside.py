@@ -67,6 +67,20 @@ async def test_agents_and_tools_of_both_kinds_are_called() -> None:
     assert made == ["ana", "bob"]
 
 
+async def test_an_agent_that_runs_unrecorded_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    @perdure.agent
+    async def novelist(topic: str) -> str:
+        return topic
+
+    await novelist("owls")
+    await novelist("cats")
+    await send("ana")
+
+    (said,) = (record for record in caplog.records if record.name.startswith("perdure"))
+    assert said.levelname == "WARNING"
+    assert said.getMessage().startswith("agent novelist is called outside a task: nothing is recorded")
+
+
 async def test_call_takes_agents_and_tools_of_both_kinds() -> None:
     assert await perdure.call(writer, "a") == "A"
     assert await perdure.call(clerk, "A") == "a"
