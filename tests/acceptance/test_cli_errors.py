@@ -62,7 +62,7 @@ def test_the_exit_code_tells_the_kind_of_error(error: PerdureError, code: int) -
         (["run", "failing"], 2, "missing a required argument"),
         (["run", "writer", "x", "--key", "k", "--new"], 2, "give one of them"),
         (["worker", "a:b", "--app", "a:b"], 2, "named twice"),
-        (["ps", "--db", "no/such.db"], 4, "there is no database at no/such.db"),
+        (["ps", "--db", "no/such.db"], 4, "/no/such.db; name one with --db"),
         (["ps", "--db", "mysql://x"], 2, "names no database"),
     ],
 )
@@ -81,7 +81,7 @@ def test_looking_never_makes_a_database(desk: Desk) -> None:
     said = desk.run("ps")
 
     assert said.code == 4
-    assert "name one with --db" in said.err
+    assert f"there is no database at {desk.db}; name one with --db" in said.err
     assert not desk.db.exists()
 
 
@@ -155,6 +155,20 @@ def test_app_and_database_may_stand_in_pyproject(desk: Desk, monkeypatch: pytest
     assert desk.run("run", "writer", "x").out == "X\n"
     assert (desk.folder / "from-toml.db").exists()
     assert desk.run("ps", "--all").out.count("writer") == 1
+
+
+def test_pyproject_counts_in_the_folders_below_it_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERDURE_DB")
+    monkeypatch.delenv("PERDURE_APP")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(desk.folder)])
+    (desk.folder / "pyproject.toml").write_text(f'[tool.perdure]\napp = "{desk.module}:app"\ndb = "own.db"\n')
+    (desk.folder / "below").mkdir()
+    monkeypatch.chdir(desk.folder / "below")
+
+    assert desk.run("run", "writer", "x").out == "X\n"
+    assert (desk.folder / "own.db").exists()
+    assert desk.run("ps", "--all").out.count("writer") == 1
+    assert desk.run_apart("ps", "--all", PERDURE_DB="", PERDURE_APP="").out.count("writer") == 1
 
 
 def test_without_a_terminal_output_is_plain(desk: Desk) -> None:

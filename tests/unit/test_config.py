@@ -50,6 +50,24 @@ def test_a_broken_pyproject_is_refused(folder: Path) -> None:
         config.database_url()
 
 
+def test_a_slip_in_pyproject_is_refused_with_what_was_meant(folder: Path) -> None:
+    write(folder, '[tool.perdure]\naap = "shop:app"')
+
+    with pytest.raises(BadInput, match=r"has 'aap': known are app, db, settings; did you mean app\?"):
+        config.app_name()
+
+
+def test_a_slip_in_the_environment_is_logged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PERDURE_LEESE_S", "3")
+    monkeypatch.setenv("PERDURE_COLOUR", "red")
+
+    config.settings()
+
+    assert caplog.messages == ["PERDURE_LEESE_S is no setting and is ignored; did you mean PERDURE_LEASE_S?"]
+
+
 def test_a_command_needs_no_flag_where_the_database_is_found_anyhow(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,8 @@ def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
     url = _url(db, app_name)
     path = sqlite_path(url)
     if path is not None and not path.exists():
-        raise StoreError(f"there is no database at {path}; name one with --db, or the app with --app MODULE:APP")
+        hint = "name one with --db, or the app with --app MODULE:APP"
+        raise StoreError(f"there is no database at {path.absolute()}; {hint}")
     with made(url) as client:
         yield client
 
@@ -69,7 +70,7 @@ def load_agent(target: str, app_name: str | None, db: str | None) -> tuple[App, 
 
 
 def load(name: str) -> Any:
-    """The object that MODULE:ATTRIBUTE names; the present folder is looked in first. Raises BadInput."""
+    """The object that MODULE:ATTRIBUTE names; the present folder and the project's come first. Raises BadInput."""
     module_name, (_, colon, path) = _module_name(name), name.partition(":")
     if not (colon and module_name and path):
         raise BadInput(f"{name!r} is no MODULE:NAME, such as app:app", field="app")
@@ -98,8 +99,9 @@ def _module_name(target: str) -> str:
 
 def _import(name: str) -> Any:
     here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    for folder in (config.project_folder(), here):
+        if folder is not None and str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
