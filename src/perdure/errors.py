@@ -51,12 +51,16 @@ class PerdureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """How something failed, as data: the class name, its text, and retriable, permanent or unknown."""
+    """How something failed, as data: the class name, its text, and retriable, permanent or unknown.
+
+    `place` is where in the code it came up, as `file:line in function`; "" where that is not known.
+    """
 
     type: str
     message: str
     error_class: str = "unknown"
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    place: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The error as it is recorded."""
@@ -65,12 +69,13 @@ class Error:
             "message": self.message,
             "class": self.error_class,
             "attributes": dict(self.attributes),
+            **({"place": self.place} if self.place else {}),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> Error:
         """The reverse of `to_json`."""
-        return cls(value["type"], value["message"], value["class"], value.get("attributes", {}))
+        return cls(value["type"], value["message"], value["class"], value.get("attributes", {}), value.get("place", ""))
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -200,7 +205,7 @@ class TaskFailed(PerdureError):
     """The task ended without a result."""
 
     def __init__(self, task_id: str, error: Error) -> None:
-        super().__init__(f"task {task_id} failed: {error}")
+        super().__init__(f"task {task_id} failed: {error}" + (f" ({error.place})" if error.place else ""))
         self.task_id = task_id
         self.error = error
 

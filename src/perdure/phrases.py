@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from perdure.errors import Error
 from perdure.model.question import QuestionKind
 
 # Characters that move the cursor, change colours or turn the reading direction of what follows.
@@ -67,6 +68,13 @@ def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
     """A value on one line, cut to `limit` characters; of what is no plain value only the class is told."""
     text = _written(value, 3)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def failure(error: Error | None) -> str:
+    """How something failed, on one line, with the place in the code: `KeyError: 'total' (shop.py:7 in pay)`."""
+    if error is None:
+        return "no error was recorded"
+    return one_line(str(error)) + (f" ({error.place})" if error.place else "")
 
 
 def one_line(text: str, *, limit: int = 200) -> str:

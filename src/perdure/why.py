@@ -110,7 +110,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str]) -> str:
         last = _last_attempt(tx, task)
         if last is not None and last.status is AttemptStatus.FAILED:
             error = tasks.read_error(tx, last.error)
-            return f"it is tried again {at}, after failure {task.failures}: {phrases.one_line(str(error))}"
+            return f"it is tried again {at}, after failure {task.failures}: {phrases.failure(error)}"
         return f"it is to start {at}"
     asked = open_questions(tx, task)
     if asked:
@@ -200,7 +200,7 @@ def _ended(tx: Transaction, task: Task) -> str:
     ended = f"{task.status.replace('_', ' ')} {phrases.duration(tx.now - task.finished_at)} ago"
     if task.status is TaskStatus.COMPLETED:
         return ended
-    return f"{ended}: {phrases.one_line(str(tasks.read_error(tx, task.error)))}"
+    return f"{ended}: {phrases.failure(tasks.read_error(tx, task.error))}"
 
 
 def _is_open(question: Question) -> str:
@@ -294,7 +294,7 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
         begun = phrases.moment(one.started_at, tx.now)
         ended = "still running" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
         error = tasks.read_error(tx, one.error)
-        why = "" if error is None else f": {phrases.one_line(str(error))}"
+        why = "" if error is None else f": {phrases.failure(error)}"
         yield f"attempt {one.number} from {begun}, {ended}, {_called(tx, one.instance_id)}{why}"
 
 

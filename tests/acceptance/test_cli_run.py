@@ -105,9 +105,22 @@ def test_a_failure_names_the_error_and_where_to_look(desk: Desk) -> None:
     said = desk.run("run", "failing", "7")
 
     assert (said.code, said.out) == (1, "")
+    place = f"{desk.module}.py:55 in failing"
     first, second = said.err.splitlines()
-    assert first == "failed: ValueError: boom 7"
-    assert desk.run(*second.split()[1:]).code == 0
+    assert first == f"failed: ValueError: boom 7 ({place})"
+    assert second.startswith("more: perdure why ")
+    why = desk.run(*second.split()[2:]).out
+    assert why.count(f"ValueError: boom 7 ({place})") == 2
+    assert "failed from " in desk.run("show", second.split()[-1]).out
+    told = desk.run("show", second.split()[-1], "--json").json
+    assert (told["error_at"], told["attempts"][0]["error_at"]) == (place, place)
+
+
+def test_a_failure_comes_with_its_traceback_on_standard_error(desk: Desk) -> None:
+    said = desk.run_apart("run", "failing", "7")
+
+    assert 'raise ValueError(f"boom {x}")' in said.err
+    assert "src/perdure" not in said.err
 
 
 # -- a person is waited for -----------------------------------------------------------------

@@ -16,7 +16,7 @@ from perdure.cli import screen
 from perdure.cli.arguments import read_arguments
 from perdure.cli.opening import load_agent, load_app
 from perdure.cli.options import AppName, Db, Json
-from perdure.cli.shapes import plain_body, question_shape, task_shape
+from perdure.cli.shapes import error_shape, plain_body, question_shape, task_shape
 from perdure.client import App
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
 from perdure.errors import BadInput
@@ -162,16 +162,16 @@ async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_jso
     task, outcome, reason, evidence = await app.read(_state, task_id, asked)
     result = None if outcome is None else plain_body(outcome.result)
     if as_json:
-        error = None if outcome is None or outcome.error is None else str(outcome.error)
+        error = error_shape(None if outcome is None else outcome.error)
         open_ones = [question_shape(one, said) for one, said in zip(asked, evidence, strict=True)]
-        screen.put_json({**task_shape(task, reason), "result": result, "error": error, "questions": open_ones})
+        screen.put_json({**task_shape(task, reason), "result": result, **error, "questions": open_ones})
     elif outcome is None:
         screen.note(f"{task.agent} {tail(task.id)} is {task.status}: the same line goes on with it")
     elif outcome.status is TaskStatus.COMPLETED:
         screen.put_result(result)
     else:
-        screen.note(f"{outcome.status.replace('_', ' ')}: {outcome.error}")
-        screen.note(f"perdure why {task.id}{app.flags}")
+        screen.note(f"{outcome.status.replace('_', ' ')}: {phrases.failure(outcome.error)}")
+        screen.note(f"more: perdure why {task.id}{app.flags}")
     return 0 if outcome is not None and outcome.status is TaskStatus.COMPLETED else 1
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any, TypeAlias
 
 from perdure import codec
+from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.question import Question
 from perdure.model.step import Step
@@ -110,13 +111,18 @@ def message_shape(message: Message) -> dict[str, Json]:
     }
 
 
-def attempt_shape(attempt: Attempt, error: object) -> dict[str, Json]:
+def error_shape(error: Error | None) -> dict[str, Json]:
+    """How something failed, and where in the code."""
+    return {"error": None if error is None else str(error), "error_at": None if error is None else error.place or None}
+
+
+def attempt_shape(attempt: Attempt, error: Error | None) -> dict[str, Json]:
     """One execution."""
     return {
         "number": attempt.number,
         "status": attempt.status.value,
         "instance": attempt.instance_id,
-        "error": None if error is None else str(error),
+        **error_shape(error),
         "started_at": attempt.started_at,
         "ended_at": attempt.ended_at,
     }

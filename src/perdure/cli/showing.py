@@ -10,7 +10,7 @@ from perdure import phrases
 from perdure.cli import screen
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, Db, Json, TaskId
-from perdure.cli.shapes import attempt_shape, message_shape, plain, plain_body, step_shape, task_shape
+from perdure.cli.shapes import attempt_shape, error_shape, message_shape, plain, plain_body, step_shape, task_shape
 from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.step import NoteKind, Step
@@ -80,7 +80,7 @@ def _as_json(page: _Page) -> dict[str, Any]:
         **task_shape(page.task, page.because),
         "arguments": page.prompt,
         "result": None if outcome is None else plain_body(outcome.result),
-        "error": None if outcome is None or outcome.error is None else str(outcome.error),
+        **error_shape(None if outcome is None else outcome.error),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
         "records": [step_shape(one.step, one.input) for one in page.seen.records],
         "transcript": [message_shape(one) for one in page.seen.messages],
@@ -112,7 +112,7 @@ def _put_header(page: _Page) -> None:
     rows.append(("used", f"{used}, {tokens:,} tokens{cost}"))
     for one, error in page.attempts:
         ended = "" if one.ended_at is None else f", {phrases.duration(one.ended_at - one.started_at)}"
-        why = "" if error is None else f": {phrases.one_line(str(error))}"
+        why = "" if error is None else f": {phrases.failure(error)}"
         began = phrases.moment(one.started_at, page.now)
         rows.append((f"attempt {one.number}", f"{one.status} from {began}{ended}{why}"))
     if outcome is not None and outcome.result is not None:

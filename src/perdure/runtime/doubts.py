@@ -20,7 +20,7 @@ from perdure.errors import Error, NotApplied, NotSerializable, OutcomeUnknown, T
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.policy.risk import Risk, highest
-from perdure.runtime import answers, live, stand_ins, zombies
+from perdure.runtime import answers, live, raised, stand_ins, zombies
 from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
@@ -283,7 +283,7 @@ async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
     except NotSerializable as refused:
         return Verdict(UNKNOWN, why=f"reconcile says that it happened, but its result cannot be stored: {refused}")
     except Exception as exc:  # noqa: BLE001  # Its error is a word on the question, not the task's end.
-        return Verdict(UNKNOWN, why=f"reconcile failed: {stand_ins.class_name(exc)}: {stand_ins.text_of(exc)}")
+        return Verdict(UNKNOWN, why=f"reconcile failed: {raised.class_name(exc)}: {raised.text_of(exc)}")
     return said
 
 

@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perdure import codec
+from perdure import codec, phrases
 from perdure.definitions import returns
-from perdure.errors import Damaged, IllegalTransition, InvariantError, LeaseLost, NotSerializable
+from perdure.errors import Damaged, Error, IllegalTransition, InvariantError, LeaseLost, NotSerializable
 from perdure.model.step import Note, NoteKind
 from perdure.model.task import Wait, WaitKind
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
-from perdure.runtime import doubts, stand_ins
+from perdure.runtime import doubts, raised, stand_ins
 from perdure.store import ends, task_lists, tasks
 
 if TYPE_CHECKING:
@@ -109,10 +109,12 @@ async def _fail(attempt: Attempt, exc: BaseException) -> None:
     error = stand_ins.describe(exc)
     policy = RetryPolicy(retries=attempt.definition.retries)
     if attempt.is_final(exc) or not should_retry(policy, _class_of(exc), task.failures):
+        _log_failure(attempt, exc)
         notes = journal.take_notes()
         await _write(attempt, ends.fail, journal.fence, error, notes=notes, risk_seen=journal.risk_seen)
         return
     wait_s = delay_s(policy, task.failures, attempt.host.random)
+    _log_retry(attempt, error, wait_s)
     await _write(
         attempt,
         tasks.retry,
@@ -131,6 +133,26 @@ def _class_of(exc: BaseException) -> ErrorClass:
         _, failed = exc.split(asyncio.CancelledError)
         return ErrorClass.UNKNOWN if failed is None else classify(failed)
     return classify(exc)
+
+
+def _log_failure(attempt: Attempt, exc: BaseException) -> None:
+    # As text: the exception itself would bring the frames of perdure along, and errors of tools as they were before
+    # secrets were masked in them.
+    told = phrases.safe(raised.traceback_of(exc))
+    log.error("task %s of agent %s failed\n%s", attempt.task.id, attempt.task.agent, told, extra=_ids(attempt))
+
+
+def _log_retry(attempt: Attempt, error: Error, wait_s: float) -> None:
+    log.warning(
+        "attempt %d of task %s of agent %s failed; attempt %d begins in %s: %s",
+        attempt.task.attempt,
+        attempt.task.id,
+        attempt.task.agent,
+        attempt.task.attempt + 1,
+        phrases.duration(wait_s * 1000),
+        phrases.safe(phrases.failure(error)),
+        extra=_ids(attempt),
+    )
 
 
 async def _join_children(attempt: Attempt) -> None:
@@ -174,6 +196,10 @@ async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -
             await _complete(attempt, stored)
             return
     await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence)
+
+
+def _ids(attempt: Attempt) -> dict[str, object]:
+    return {"task": attempt.task.id, "agent": attempt.task.agent, "attempt": attempt.task.attempt}
 
 
 async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:

@@ -12,7 +12,7 @@ from perdure.model.step import Step, StepKind
 from perdure.model.task import Usage
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
 from perdure.policy.risk import Risk
-from perdure.runtime import stand_ins
+from perdure.runtime import raised, stand_ins
 from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
 from perdure.runtime.running import CancelledInside, CutOff, run_function, usage_told
@@ -184,7 +184,7 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
             failed: Exception = exc
         except Exception as exc:
             if call.risk >= Risk.HIGH and isinstance(exc, call.ambiguous):
-                raise _Cut(f"{stand_ins.class_name(exc)}: {stand_ins.text_of(exc)}") from exc
+                raise _Cut(f"{raised.class_name(exc)}: {raised.text_of(exc)}") from exc
             failed = exc
         scope.is_over = True
         if not _may_repeat(attempt, call, failed, number, retries):

@@ -16,8 +16,9 @@ from typing import Any, Final
 from perdure import codec
 from perdure.errors import Denied, Error, NotSerializable, OutcomeUnknown, PerdureError, StoreError, ToolError
 from perdure.policy.retry import classify
+from perdure.runtime.raised import class_name, place_of, text_of
+from perdure.store.tasks import error_to_json
 
-_TEXT_LIMIT: Final = 10_000
 _ATTRIBUTE_LIMIT_BYTES: Final = 100_000
 # What the interpreter itself puts there: the object that lacks an attribute may be anything, and hold anything.
 _NOT_TOLD: Final = frozenset({"obj", "exceptions", "with_traceback", "name_from"})
@@ -37,7 +38,7 @@ def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
         attributes[name] = codec.decode(codec.mask(body, secrets) if secrets else body)
     text = codec.mask_text(text_of(exc), secrets)
     # Sorted as they are stored, so that they come back in the same order.
-    return Error(class_name(exc), text, classify(exc).value, dict(sorted(attributes.items())))
+    return Error(class_name(exc), text, classify(exc).value, dict(sorted(attributes.items())), place_of(exc))
 
 
 def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -> BaseException:
@@ -65,6 +66,7 @@ def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -
     given = error.attributes.get("args")
     made.args = tuple(given) if isinstance(given, list) else (error.message,)
     made.__dict__["_perdure_text"] = error.message
+    made.__dict__["_perdure_place"] = error.place
     for attribute, value in error.attributes.items():
         if attribute != "args":
             _set(made, attribute, value)
@@ -112,21 +114,6 @@ def _attributes(exc: BaseException) -> Iterator[tuple[str, object]]:
 def outcome_unknown(tool: str, reason: str) -> OutcomeUnknown:
     """What an agent gets when someone gave up finding out about a call."""
     return OutcomeUnknown(f"nobody knows whether {tool} happened" + (f": {reason}" if reason else ""), tool=tool)
-
-
-def class_name(exc: BaseException) -> str:
-    """Module and name of an exception's class."""
-    kind = type(exc)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def text_of(exc: BaseException) -> str:
-    """An exception's text, or its class's name when it has none to give. Every store can hold it."""
-    try:
-        text = str(exc)[:_TEXT_LIMIT]
-    except Exception:  # noqa: BLE001  # Its __str__ fails; its name must do.
-        return type(exc).__name__
-    return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def to_body(error: Error) -> bytes:
