@@ -26,6 +26,7 @@ from perdure.runtime import answers
 from perdure.runtime.blocks import beside, cancelled_by
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.durable import failure, new_task
+from perdure.runtime.liveness import judge
 from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.settling import as_outcome
 from perdure.runtime.starts import agent_call, call_to_start, registry
@@ -197,7 +198,10 @@ class TaskHandle(Generic[R]):
         from perdure.why import explain
 
         limit = self._client.store.settings.recovery_limit
-        return await self._client.read(explain, self.id, recovery_limit=limit, flags=self._client.flags)
+        is_dead = judge(self._client.url)
+        return await self._client.read(
+            explain, self.id, recovery_limit=limit, flags=self._client.flags, is_dead=is_dead
+        )
 
     async def steps(self, *, limit: int = 100, after: str | None = None) -> Page[tuple[Any, Any]]:
         """The task's records with their inputs, by index."""

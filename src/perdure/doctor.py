@@ -6,11 +6,13 @@ It changes nothing. The invariants themselves are queries of the store.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from perdure import phrases
+from perdure.model.instance import Instance
+from perdure.runtime.liveness import judge
 from perdure.settings import durability_note
 from perdure.store import Store, instances, sqlite_path, task_lists
 from perdure.store.database import Row, Transaction
@@ -77,7 +79,9 @@ def examine(store: Store) -> Report:
         health = examine_file(path)
         facts += _file_facts(health)
         findings += _file_findings(health)
-    facts += store.read(_table_facts)
+    workers, held = store.read(_workers, judge(store.database.url))
+    facts += store.read(_table_facts, workers)
+    findings += _worker_findings(workers, held)
     findings += [_finding(one) for one in store.read(broken)]
     return Report(tuple(facts), tuple(findings))
 
@@ -129,19 +133,50 @@ def _file_findings(health: FileHealth) -> Iterator[Finding]:
 # -- the tables -----------------------------------------------------------------------------
 
 
-def _table_facts(tx: Transaction) -> list[tuple[str, str]]:
+def _table_facts(tx: Transaction, health: _WorkerHealth) -> list[tuple[str, str]]:
     counts = task_lists.counts_by_status(tx)
-    alive = instances.alive(tx)
-    silent = [one for one in alive if tx.now - one.heartbeat_at >= SILENT_MS]
-    workers = f"{len(alive) - len(silent)} live"
-    if silent:
-        oldest = max(tx.now - one.heartbeat_at for one in silent)
-        workers += f", {len(silent)} silent for up to {phrases.duration(oldest)}: the next worker looks after them"
+    workers = f"{len(health.live)} live"
+    if health.dead:
+        workers += f", {len(health.dead)} dead: the next worker looks after them"
+    if health.silent:
+        oldest = max(tx.now - one.heartbeat_at for one in health.silent)
+        workers += (
+            f", {len(health.silent)} silent for up to {phrases.duration(oldest)}: the next worker looks after them"
+        )
     return [
         ("schema", f"version {schema_version(tx)}"),
         ("tasks", ", ".join(f"{number:,} {status}" for status, number in counts.items()) or "none"),
         ("workers", workers),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerHealth:
+    """Workers that count as alive, by what is known of them here."""
+
+    live: tuple[Instance, ...]
+    silent: tuple[Instance, ...]
+    dead: tuple[Instance, ...]
+
+
+def _workers(tx: Transaction, is_dead: Callable[[Instance], bool]) -> tuple[_WorkerHealth, tuple[str, ...]]:
+    """The workers, and those that are dead while tasks of theirs are open."""
+    alive = instances.alive(tx)
+    dead = tuple(one for one in alive if is_dead(one))
+    silent = tuple(one for one in alive if one not in dead and tx.now - one.heartbeat_at >= SILENT_MS)
+    live = tuple(one for one in alive if one not in dead and one not in silent)
+    held = [(one, len(instances.owned(tx, generation=one.generation))) for one in dead]
+    rows = tuple(
+        f"{one.id} (host {one.host}, pid {one.pid}): {phrases.count(number, 'task')}" for one, number in held if number
+    )
+    return _WorkerHealth(live, silent, dead), rows
+
+
+def _worker_findings(health: _WorkerHealth, rows: tuple[str, ...]) -> Iterator[Finding]:
+    # A worker that lives takes over within a second what it can run.
+    if rows and not health.live:
+        do = "start a worker, or run the lines that began the tasks once more: they are taken over at once"
+        yield Finding("dead", "workers that have died with open tasks, and none lives that takes them over", rows, do)
 
 
 def _finding(one: Broken) -> Finding:

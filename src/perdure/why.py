@@ -5,10 +5,12 @@ It reads and decides nothing. What recovery would do is asked of the same functi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
 
 from perdure import phrases
 from perdure.errors import Damaged, NotFound
+from perdure.model.instance import Instance
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.settings import Settings
@@ -19,23 +21,30 @@ from perdure.store.database import Transaction
 SILENT_MS = int(Settings().lease_s * 1000)
 """A worker whose last heartbeat is older than this is called silent here. Only for display: nothing acts on it."""
 
+Judge: TypeAlias = Callable[[Instance], bool]
+"""Says of whom it is proven that the process has died (`liveness.judge`)."""
+
 _SHOWN_RECORDS = 5
-_DEAD = (InstanceStatus.STOPPED, InstanceStatus.CRASHED)
 _SHOWN_ATTEMPTS = 10
+_START = "start one with perdure worker"
 
 
-def because(tx: Transaction, task: Task, *, ids: Collection[str] = ()) -> str:
+def _nobody(_instance: Instance) -> bool:
+    return False
+
+
+def because(tx: Transaction, task: Task, *, ids: Collection[str] = (), is_dead: Judge = _nobody) -> str:
     """Why a task has not ended, as a clause to follow "because"; for an ended one how it ended.
 
     `ids` are those shown beside it, so that short forms stay unique.
     """
     match task.status:
         case TaskStatus.PENDING:
-            return _pending(tx, task, ids)
+            return _pending(tx, task, ids, is_dead)
         case TaskStatus.RUNNING:
-            return _running(tx, task)
+            return _running(tx, task, is_dead)
         case TaskStatus.WAITING:
-            return "; ".join(_waiting(tx, task, wait, ids) for wait in task.waiting_for)
+            return "; ".join(_waiting(tx, task, wait, ids, is_dead) for wait in task.waiting_for)
         case TaskStatus.IDLE | TaskStatus.SWAPPED:
             return "its session is paused"
         case TaskStatus.INTERRUPTED:
@@ -44,27 +53,50 @@ def because(tx: Transaction, task: Task, *, ids: Collection[str] = ()) -> str:
             return _ended(tx, task)
 
 
-def explain(tx: Transaction, task_id: str, *, recovery_limit: int = Settings().recovery_limit, flags: str = "") -> str:
+def explain(
+    tx: Transaction,
+    task_id: str,
+    *,
+    recovery_limit: int = Settings().recovery_limit,
+    flags: str = "",
+    is_dead: Judge = _nobody,
+) -> str:
     """Everything that speaks for where a task stands: cause, evidence, rule, what was tried, what moves it on.
 
     `flags` are added to the commands it names. Raises NotFound.
     """
-    page = [*_headline(tx, tasks.get(tx, task_id))]
-    for title, lines in sections(tx, task_id, recovery_limit=recovery_limit, flags=flags).items():
+    page = [*_headline(tx, tasks.get(tx, task_id), is_dead)]
+    found = sections(tx, task_id, recovery_limit=recovery_limit, flags=flags, is_dead=is_dead)
+    for title, lines in found.items():
         page += [title, *(f"  {line}" for line in lines)] if lines else []
     return "\n".join(page)
 
 
-def sections(tx: Transaction, task_id: str, *, recovery_limit: int, flags: str = "") -> dict[str, list[str]]:
+def sections(
+    tx: Transaction, task_id: str, *, recovery_limit: int, flags: str = "", is_dead: Judge = _nobody
+) -> dict[str, list[str]]:
     """The lines of each section of that page, by its title."""
     task = tasks.get(tx, task_id)
     found = {
-        "evidence": _evidence(tx, task),
+        "evidence": _evidence(tx, task, is_dead),
         "rule": _rules(tx, task, recovery_limit),
         "tried": _tried(tx, task),
-        "what moves it on": _moves(tx, task, flags),
+        "what moves it on": moves(tx, task, flags=flags, is_dead=is_dead),
     }
     return {title: _as_far_as_readable(lines) for title, lines in found.items()}
+
+
+def needs_worker(tx: Transaction, task: Task, *, is_dead: Judge = _nobody) -> str:
+    """Why a task that could go on does not: nobody lives who would. "" where somebody does, or it waits."""
+    match task.status:
+        case TaskStatus.PENDING:
+            return _no_worker(tx, task, is_dead)
+        case TaskStatus.RUNNING | TaskStatus.WAITING if task.execution_id is not None:
+            return _no_worker(tx, task, is_dead) if _lost(tx, task, is_dead) else ""
+        case TaskStatus.INTERRUPTED if not open_questions(tx, task):
+            return _no_worker(tx, task, is_dead)
+        case _:
+            return ""
 
 
 def standing(task: Task, reason: str) -> str:
@@ -104,7 +136,7 @@ def open_questions(tx: Transaction, task: Task) -> list[Question]:
 # -- one clause a status --------------------------------------------------------------------
 
 
-def _pending(tx: Transaction, task: Task, ids: Collection[str]) -> str:
+def _pending(tx: Transaction, task: Task, ids: Collection[str], is_dead: Judge) -> str:
     if task.available_at > tx.now:
         at = f"in {phrases.duration(task.available_at - tx.now)}, at {phrases.moment(task.available_at, tx.now)}"
         last = _last_attempt(tx, task)
@@ -115,7 +147,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str]) -> str:
     asked = open_questions(tx, task)
     if asked:
         return _is_open(asked[0])
-    nobody = _no_worker(tx, task)
+    nobody = _no_worker(tx, task, is_dead)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
     if any(not child.status.is_terminal for child in below):
@@ -123,41 +155,58 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str]) -> str:
     return nobody or "it is due: a worker that has its agent takes it as soon as a permit is free"
 
 
-def _no_worker(tx: Transaction, task: Task) -> str:
+def _no_worker(tx: Transaction, task: Task, is_dead: Judge) -> str:
     """That no live worker can run this task; "" when one can."""
     what = f"no live worker has agent {task.agent}" + (f" in version {task.version}" if task.version else "")
+    if any(not _is_gone(tx, one, is_dead) for one in instances.alive_with_agent(tx, task.agent, task.version)):
+        return ""
     known = instances.last_with_agent(tx, task.agent, task.version)
     if known is None:
-        return f"{what} (none ever had)"
-    host, beat_at, is_alive = known
-    if is_alive and tx.now - beat_at < SILENT_MS:
-        return ""
-    return f"{what} (last seen {phrases.moment(beat_at, tx.now)} on host {host})"
+        return f"{what} (none ever had): {_START}"
+    host, beat_at = known
+    return f"{what} (last seen {phrases.moment(beat_at, tx.now)} on host {host}): {_START}"
 
 
-def _running(tx: Transaction, task: Task) -> str:
+def _running(tx: Transaction, task: Task, is_dead: Judge) -> str:
     last = _last_attempt(tx, task)
     since = "" if last is None else f" since {phrases.moment(last.started_at, tx.now)}"
     number = f" (attempt {task.attempt})" if task.attempt > 1 else ""
-    try:
-        owner = instances.get(tx, task.instance_id or "?")
-    except NotFound:
+    owner = _instance(tx, task.instance_id)
+    if owner is None:
         return f"worker {task.instance_id} runs it{since}{number}"
-    place = f"host {owner.host}, pid {owner.pid}"
-    silent_ms = tx.now - owner.heartbeat_at
-    if silent_ms >= SILENT_MS:
-        return f"its worker ({place}) has been silent for {phrases.duration(silent_ms)}: the next worker takes it over"
-    return f"{place} runs it{since}{number}"
+    return _lost(tx, task, is_dead) or f"host {owner.host}, pid {owner.pid} runs it{since}{number}"
 
 
-def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str]) -> str:
+def _lost(tx: Transaction, task: Task, is_dead: Judge) -> str:
+    """That the worker which holds a task is gone, and who takes it over; "" when it lives, or nobody holds it."""
+    owner = _instance(tx, task.instance_id) if task.execution_id is not None else None
+    if owner is None or not _is_gone(tx, owner, is_dead):
+        return ""
+    how = _health(tx, owner, is_dead)
+    next_one = _no_worker(tx, task, is_dead) or "the next worker takes it over"
+    return f"its worker (host {owner.host}, pid {owner.pid}) {how}: {next_one}"
+
+
+def _is_gone(tx: Transaction, instance: Instance, is_dead: Judge) -> bool:
+    is_out = instance.status in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
+    return is_out or tx.now - instance.heartbeat_at >= SILENT_MS or is_dead(instance)
+
+
+def _instance(tx: Transaction, instance_id: str | None) -> Instance | None:
+    try:
+        return instances.get(tx, instance_id or "?")
+    except NotFound:
+        return None
+
+
+def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], is_dead: Judge) -> str:
     match wait.kind:
         case WaitKind.CHILDREN:
-            return _children(tx, wait, ids)
+            return _children(tx, task, wait, ids, is_dead)
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_taken_up(task)}"
+            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, is_dead)}"
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -170,10 +219,17 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str]) -> s
             return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
 
 
-def _children(tx: Transaction, wait: Wait, ids: Collection[str]) -> str:
+def _goes_on(tx: Transaction, task: Task, is_dead: Judge) -> str:
+    """Who goes on with a task for which has happened what it waited for, or why nobody does."""
+    if task.execution_id is not None:
+        return _lost(tx, task, is_dead) or "its worker goes on with it"
+    return _no_worker(tx, task, is_dead) or "a worker takes it up next"
+
+
+def _children(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], is_dead: Judge) -> str:
     found = [tasks.get(tx, key) for key in wait.keys]
     if all(child.status.is_terminal for child in found):
-        return "its children are done and a worker takes it up next"
+        return f"its children are done: {_goes_on(tx, task, is_dead)}"
     return _not_done(found, ids)
 
 
@@ -208,14 +264,9 @@ def _is_open(question: Question) -> str:
     return f"question {question.id} is open: {phrases.one_line(question.text)}{to}"
 
 
-def _taken_up(task: Task) -> str:
-    return "its worker goes on with it" if task.execution_id is not None else "a worker takes it up next"
-
-
 def _called(tx: Transaction, instance_id: str) -> str:
-    try:
-        found = instances.get(tx, instance_id)
-    except NotFound:
+    found = _instance(tx, instance_id)
+    if found is None:
         return f"worker {instance_id}"
     return f"the worker on host {found.host}, pid {found.pid}"
 
@@ -234,15 +285,15 @@ def _as_far_as_readable(lines: Iterator[str]) -> list[str]:
     return found
 
 
-def _headline(tx: Transaction, task: Task) -> Iterator[str]:
-    yield standing(task, because(tx, task))
+def _headline(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
+    yield standing(task, because(tx, task, is_dead=is_dead))
     begun = phrases.duration(tx.now - task.created_at)
     parent = "" if task.parent_task_id is None else f", child of {task.parent_task_id}"
     deadline = "" if task.deadline_at is None else f", deadline {phrases.moment(task.deadline_at, tx.now)}"
     yield f"admitted {begun} ago in session {task.session_id}{parent}{deadline}"
 
 
-def _evidence(tx: Transaction, task: Task) -> Iterator[str]:
+def _evidence(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
     for question in open_questions(tx, task):
         yield from _of_question(tx, question)
     first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
@@ -254,8 +305,19 @@ def _evidence(tx: Transaction, task: Task) -> Iterator[str]:
         when = phrases.moment(step.timestamp, tx.now)
         yield f"step {step.step_index}, {step.risk}: {what} began {when} in attempt {step.attempt}: {outcome}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
-            status = "dead" if owner.status in _DEAD else owner.status or "not on record"
-            yield f"  held by the worker on host {owner.host}, pid {owner.pid}, which is {status}"
+            held_by = _instance(tx, owner.instance_id)
+            health = "is not on record" if held_by is None else _health(tx, held_by, is_dead)
+            yield f"  held by {_called(tx, owner.instance_id)}, which {health}"
+
+
+def _health(tx: Transaction, instance: Instance, is_dead: Judge) -> str:
+    if instance.status is InstanceStatus.STOPPED:
+        return "has ended"
+    if is_dead(instance):
+        return "has died"
+    if _is_gone(tx, instance, is_dead):
+        return f"has been silent for {phrases.duration(tx.now - instance.heartbeat_at)}"
+    return "lives"
 
 
 def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
@@ -292,13 +354,14 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
         yield f"{len(found) - _SHOWN_ATTEMPTS:,} earlier attempts"
     for one in found[-_SHOWN_ATTEMPTS:]:
         begun = phrases.moment(one.started_at, tx.now)
-        ended = "still running" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
+        ended = "not ended" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
         error = tasks.read_error(tx, one.error)
         why = "" if error is None else f": {phrases.failure(error)}"
         yield f"attempt {one.number} from {begun}, {ended}, {_called(tx, one.instance_id)}{why}"
 
 
-def _moves(tx: Transaction, task: Task, flags: str) -> Iterator[str]:
+def moves(tx: Transaction, task: Task, *, flags: str = "", is_dead: Judge = _nobody) -> Iterator[str]:
+    """The commands that move a task on, each with what it does."""
     if task.status.is_terminal:
         return
     ways: list[tuple[str, str]] = []
@@ -313,8 +376,10 @@ def _moves(tx: Transaction, task: Task, flags: str) -> Iterator[str]:
         for wait in task.waiting_for:
             if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.DEAD) for key in wait.keys):
                 ways += _run_anyway(tx, task, wait, flags)
-    if task.status is TaskStatus.PENDING and _no_worker(tx, task):
-        ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent}"))
+    if needs_worker(tx, task, is_dead=is_dead):
+        ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent} goes on with it"))
+        if task.parent_task_id is None:
+            ways.append((f"perdure run …{flags}", "the line that began it, once more: so does that"))
     ways.append((f"perdure cancel {task.id}{flags}", "end it and everything below it"))
     width = max(len(command) for command, _ in ways)
     yield from (f"{command:<{width}}  {meaning}" for command, meaning in ways)

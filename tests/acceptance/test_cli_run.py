@@ -181,6 +181,35 @@ def test_a_killed_run_goes_on_with_the_same_line_and_asks_about_the_call_in_doub
     assert desk.effects == ["search hello", "send team@example.org"]
 
 
+def test_a_killed_run_is_seen_to_be_dead_at_once(desk: Desk) -> None:
+    desk.run_apart("run", "writer", "hello", DIE="1")
+    (task,) = desk.run("ps", "--json").json["tasks"]
+
+    assert " has died: no live worker has agent writer (last seen " in task["because"]
+    why, resumed, doctor = (desk.run(*words) for words in (["why", task["id"]], ["resume", task["id"]], ["doctor"]))
+    assert "which has died" in why.out
+    assert "perdure worker MODULE:APP" in why.out
+    assert resumed.code == 1
+    assert "what moves it on\n  perdure worker MODULE:APP" in resumed.out
+    assert doctor.code == 1
+    assert "0 live, 1 dead" in doctor.out
+    assert "start a worker" in doctor.out
+    assert "in doubt" in desk.run("effects").out
+    assert "in doubt" in desk.run("effects", "--in-doubt").out
+
+
+def test_an_answer_that_nobody_acts_on_says_how_to_start_somebody(desk: Desk) -> None:
+    desk.run("run", "support", "o-7")
+
+    answered = desk.run("answer", "Q1", "yes")
+
+    assert answered.out.startswith("Q1 answered by ")
+    assert "no live worker has agent support (last seen " in answered.err
+    assert "start one with perdure worker, or run the line that began the task once more" in answered.err
+    (task,) = desk.run("ps", "--json").json["tasks"]
+    assert "start one with perdure worker" in task["because"]
+
+
 def test_what_was_recovered_together_is_told_as_one_line(desk: Desk) -> None:
     desk.run_apart("run", "lead", '["a", "b", "c"]', DIE="1")
 

@@ -174,12 +174,14 @@ def test_who_could_run_an_agent_last_is_known(world: World) -> None:
     assert world.store.read(instances.last_with_agent, "writer", "") is None
     gone = world.new_worker()
     world.store.call(instances.mark_stopped, gone.id)
-    assert world.store.read(instances.last_with_agent, "writer", "") == ("host", world.clock.now_ms(), False)
+    assert world.store.read(instances.last_with_agent, "writer", "") == ("host", world.clock.now_ms())
 
-    world.new_worker(("writer", "9"))
+    here = world.new_worker(("writer", "9"))
 
-    assert world.store.read(instances.last_with_agent, "writer", "") == ("host", world.clock.now_ms(), True)
-    assert world.store.read(instances.last_with_agent, "writer", "9") == ("host", world.clock.now_ms(), True)
+    assert [one.id for one in world.store.read(instances.alive_with_agent, "writer", "")] == [here.id]
+    assert world.store.read(instances.alive_with_agent, "writer", "10") == []
+    assert world.store.read(instances.last_with_agent, "writer", "") == ("host", world.clock.now_ms())
+    assert world.store.read(instances.last_with_agent, "writer", "9") == ("host", world.clock.now_ms())
     assert world.store.read(instances.last_with_agent, "writer", "10") is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import why
+from perdure import phrases, why
 from perdure.clock import FakeClock, SeededIds
 from perdure.errors import Error, NotFound
 from perdure.model.question import Question, QuestionKind
@@ -41,7 +41,7 @@ def asked(world: World, task_id: str) -> tuple[Question, ...]:
 def test_an_agent_that_no_worker_ever_had_is_said(world: World) -> None:
     task = world.admit(agent="nightly")
 
-    assert because(world, task.id) == "no live worker has agent nightly (none ever had)"
+    assert because(world, task.id) == "no live worker has agent nightly (none ever had): start one with perdure worker"
 
 
 def test_a_worker_that_had_the_agent_is_named_with_when_it_was_seen(world: World) -> None:
@@ -52,7 +52,7 @@ def test_a_worker_that_had_the_agent_is_named_with_when_it_was_seen(world: World
     world.clock.advance(60_000)
 
     assert because(world, task.id).startswith("no live worker has agent nightly (last seen ")
-    assert because(world, task.id).endswith(" on host host)")
+    assert because(world, task.id).endswith(" on host host): start one with perdure worker")
 
 
 def test_a_worker_of_another_version_is_no_worker_for_a_pinned_task(world: World) -> None:
@@ -60,7 +60,9 @@ def test_a_worker_of_another_version_is_no_worker_for_a_pinned_task(world: World
     task, pinned = world.admit(agent="lead"), world.admit(agent="lead", version="10")
 
     assert because(world, task.id).startswith("it is due")
-    assert because(world, pinned.id) == "no live worker has agent lead in version 10 (none ever had)"
+    assert because(world, pinned.id) == (
+        "no live worker has agent lead in version 10 (none ever had): start one with perdure worker"
+    )
     assert "perdure worker MODULE:APP" in explain(world, pinned.id)
     world.new_worker(("lead", "10"))
     assert because(world, pinned.id).startswith("it is due")
@@ -92,11 +94,51 @@ def test_a_running_task_names_host_and_pid(world: World) -> None:
 def test_a_silent_owner_is_said_to_be_silent(world: World) -> None:
     claim = world.start()
 
+    seen_at = world.clock.now_ms()
     world.clock.advance(41 * 60_000)
 
     assert because(world, claim.task.id) == (
-        "its worker (host host, pid 1) has been silent for 41 min: the next worker takes it over"
+        "its worker (host host, pid 1) has been silent for 41 min: "
+        f"no live worker has agent writer (last seen {phrases.moment(seen_at, world.clock.now_ms())} on host host): "
+        "start one with perdure worker"
     )
+
+
+def test_a_dead_owner_is_said_to_be_dead_at_once(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", name="pay", risk="high")
+
+    dead = world.store.read(lambda tx: why.because(tx, tasks.get(tx, claim.task.id), is_dead=lambda _: True))
+    page = explain(world, claim.task.id, is_dead=lambda _: True)
+
+    assert dead.startswith("its worker (host host, pid 1) has died: no live worker has agent writer (last seen ")
+    assert "held by worker worker-0 (host host, pid 1), which has died" in page
+    assert "perdure worker MODULE:APP" in page
+    assert "not ended on worker worker-0" in page
+
+
+def test_a_dead_owner_is_followed_by_another_worker_that_lives(world: World) -> None:
+    claim = world.start()
+    world.new_worker(("writer", ""))
+
+    said = world.store.read(
+        lambda tx: why.because(tx, tasks.get(tx, claim.task.id), is_dead=lambda one: one.id == world.worker.id)
+    )
+
+    assert said == "its worker (host host, pid 1) has died: the next worker takes it over"
+
+
+def test_an_answer_whose_worker_has_died_says_that_nobody_goes_on(world: World) -> None:
+    claim = world.start()
+    question = world.ask(claim)
+    world.wait_for(claim, Wait(WaitKind.QUESTION, (question.id,)))
+    world.store.call(questions.answer, question.id, by="ana", value=packed("yes"))
+    assert because(world, claim.task.id) == f"question {question.id} is answered: its worker goes on with it"
+
+    page = explain(world, claim.task.id, is_dead=lambda _: True)
+
+    assert f"question {question.id} is answered: its worker (host host, pid 1) has died: no live worker has " in page
+    assert "perdure worker MODULE:APP" in page
 
 
 def test_children_that_are_not_done_are_counted_and_named(world: World) -> None:

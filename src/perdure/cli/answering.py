@@ -24,12 +24,13 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, Qu
 from perdure.model.task import Task
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
+from perdure.runtime.liveness import judge
 from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import because as reason_of
-from perdure.why import open_questions, standing
+from perdure.why import moves, needs_worker, open_questions, standing
 
 _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
@@ -172,7 +173,7 @@ def cancel(
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
-        row, reason = client.store.read(_with_reason, task_id)
+        row, reason, _ = client.store.read(_with_reason, client, task_id)
     if as_json:
         screen.put_json({**task_shape(row, reason), "changed": is_done})
     elif is_done:
@@ -205,12 +206,14 @@ def resume(
             recovery_limit=settings.recovery_limit,
             question_expiry_ms=int(settings.question_expiry_s * 1000),
         )
-        row, reason = client.store.read(_with_reason, task_id)
+        row, reason, ways = client.store.read(_with_reason, client, task_id)
     goes_on = row.status is TaskStatus.PENDING and bool(said)
     if as_json:
         screen.put_json({**task_shape(row, reason), "changed": bool(said), "said": said})
     else:
         screen.put(f"{said or 'nothing changed'}: {standing(row, reason)}")
+        if ways and not goes_on:
+            screen.put("\n".join(["what moves it on", *(f"  {way}" for way in ways)]))
     if not goes_on:
         raise typer.Exit(1)
 
@@ -228,8 +231,14 @@ def _settle(
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now)}; nothing changed")
+    if is_ours and (nobody := client.store.read(_nobody_goes_on, client, row.task_id)):
+        screen.note(f"{nobody}{client.flags}, or run the line that began the task once more")
     if not is_ours:
         raise typer.Exit(1)
+
+
+def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
+    return needs_worker(tx, tasks.get(tx, task_id), is_dead=judge(client.url))
 
 
 def _settled(
@@ -265,9 +274,11 @@ def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:
     return row, questions.evidence(tx, row)
 
 
-def _with_reason(tx: Transaction, task_id: str) -> tuple[Task, str]:
+def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, str, list[str]]:
+    """The task, why it stands where it stands, and what moves it on."""
     task = tasks.get(tx, task_id)
-    return task, reason_of(tx, task)
+    is_dead = judge(client.url)
+    return task, reason_of(tx, task, is_dead=is_dead), list(moves(tx, task, flags=client.flags, is_dead=is_dead))
 
 
 def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, question_expiry_ms: int) -> str:

@@ -17,10 +17,11 @@ from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.errors import BadInput
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
+from perdure.runtime.liveness import judge
 from perdure.states import TaskStatus
-from perdure.store import questions, steps, task_lists, tasks
+from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, sections
+from perdure.why import Judge, because, explain, sections
 
 _WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 
@@ -60,6 +61,7 @@ def ps(
             agent=agent,
             after=cursor,
             limit=limit,
+            is_dead=judge(client.url),
         )
     following = str(task_lists.Cursor(rows[-1][0].created_at, rows[-1][0].id)) if len(rows) == limit else None
     if as_json:
@@ -93,13 +95,15 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         limit = client.store.settings.recovery_limit
+        is_dead = judge(client.url)
+        shown: dict[str, Any] = {"recovery_limit": limit, "flags": client.flags, "is_dead": is_dead}
         if as_json:
-            row, reason = client.store.read(_with_reason, task_id)
-            found = client.store.read(sections, task_id, recovery_limit=limit, flags=client.flags)
+            row, reason = client.store.read(_with_reason, task_id, is_dead)
+            found = client.store.read(sections, task_id, **shown)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
             screen.put_json({**task_shape(row, reason), "why": why_})
         else:
-            screen.put(client.store.read(explain, task_id, recovery_limit=limit, flags=client.flags))
+            screen.put(client.store.read(explain, task_id, **shown))
 
 
 def questions_(
@@ -160,7 +164,9 @@ def effects(
     at, n = (-1, 0) if after is None else _place(after, parts=2)
     with opened(db, app) as client:
         since_ms = parse_since(since, now_ms=client.store.clock.now_ms()) if since else 0
-        found, now = client.store.read(_effects, since_ms=since_ms, in_doubt=in_doubt, after=(at, n), limit=limit)
+        found, now = client.store.read(
+            _effects, since_ms=since_ms, in_doubt=in_doubt, after=(at, n), limit=limit, is_dead=judge(client.url)
+        )
     following = "-".join(map(str, found[-1].effect.place)) if len(found) == limit else None
     if as_json:
         shapes = [
@@ -211,15 +217,15 @@ def _place(text: str, *, parts: int) -> tuple[int, ...]:
 # -- reading --------------------------------------------------------------------------------
 
 
-def _listed(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Task, str]], int]:
+def _listed(tx: Transaction, /, *, is_dead: Judge, **filters: Any) -> tuple[list[tuple[Task, str]], int]:
     found = task_lists.recent(tx, **filters)
     ids = [task.id for task in found]
-    return [(task, because(tx, task, ids=ids)) for task in found], tx.now
+    return [(task, because(tx, task, ids=ids, is_dead=is_dead)) for task in found], tx.now
 
 
-def _with_reason(tx: Transaction, task_id: str) -> tuple[Task, str]:
+def _with_reason(tx: Transaction, task_id: str, is_dead: Judge) -> tuple[Task, str]:
     task = tasks.get(tx, task_id)
-    return task, because(tx, task)
+    return task, because(tx, task, is_dead=is_dead)
 
 
 def _asked(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Question, Any]], int]:
@@ -258,11 +264,24 @@ class _Seen:
     where: str
 
 
-def _effects(tx: Transaction, /, **filters: Any) -> tuple[Sequence[_Seen], int]:
+def _effects(
+    tx: Transaction, /, *, in_doubt: bool, limit: int, is_dead: Judge, **filters: Any
+) -> tuple[Sequence[_Seen], int]:
+    found = steps.effects(tx, in_doubt=in_doubt, limit=limit, **filters)
+    if in_doubt:
+        # A call that runs as far as the rows tell is in doubt too once its process has died.
+        running = steps.effects(tx, running=True, limit=limit, **filters)
+        found = sorted([*found, *running], key=lambda one: one.place)
     seen = []
-    for effect in steps.effects(tx, **filters):
+    for effect in found:
         step = effect.step
         owner = steps.owner(tx, step.task_id, step.attempt)
         where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
-        seen.append(_Seen(effect, step.outcome or ("running" if effect.is_running else "in doubt"), where))
-    return seen, tx.now
+        is_running = effect.is_running and not _has_died(tx, owner, is_dead)
+        if not (in_doubt and is_running):
+            seen.append(_Seen(effect, step.outcome or ("running" if is_running else "in doubt"), where))
+    return seen[:limit], tx.now
+
+
+def _has_died(tx: Transaction, owner: steps.Owner | None, is_dead: Judge) -> bool:
+    return owner is not None and owner.host is not None and is_dead(instances.get(tx, owner.instance_id))

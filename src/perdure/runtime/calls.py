@@ -17,7 +17,6 @@ from perdure.model.step import Step
 from perdure.runtime import doubts, drift, live, stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.journal import unpacked
-from perdure.store.tasks import error_from_json
 from perdure.trace import ROOT
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -30,6 +30,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from perdure.clock import Clock
 from perdure.errors import BadInput, InvariantError, StoreError
 from perdure.model.instance import Instance
+from perdure.store import sqlite_path
 from perdure.store.filesystem import make_private
 
 log = logging.getLogger(__name__)
@@ -218,6 +219,11 @@ def side_file(database_path: Path | None, database_url: str) -> Path:
     return _private_folder() / f"{name}-live"
 
 
+def locks_of(url: str) -> Path | None:
+    """Where the locks of the database at `url` lie; None in memory, where nobody else can be. Raises as `side_file`."""
+    return None if url in ("sqlite://", "memory:") else side_file(sqlite_path(url), url)
+
+
 # -- death ----------------------------------------------------------------------------------
 
 
@@ -238,6 +244,16 @@ def is_dead(instance: Instance, *, me: Host, path: Path) -> bool:
         return False
     owner = owner_of(instance.id, instance.boot_id)
     return InstanceLock.is_free(path, instance.generation, owner=owner) is True
+
+
+def judge(url: str) -> Callable[[Instance], bool]:
+    """Who is proven dead, for those who only look at the database at `url`."""
+    try:
+        path = locks_of(url)
+    except StoreError:  # The folder is somebody else's, and so is any proof in it.
+        path = None
+    me = whoami()
+    return lambda instance: path is not None and is_dead(instance, me=me, path=path)
 
 
 def end_process(instance: Instance, *, me: Host, path: Path) -> bool:

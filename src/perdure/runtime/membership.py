@@ -21,12 +21,12 @@ from perdure.runtime.liveness import (
     Deadline,
     InstanceLock,
     end_process,
+    locks_of,
     new_instance_id,
     owner_of,
-    side_file,
     whoami,
 )
-from perdure.store import Store, aio, instances, last_words, sqlite_path
+from perdure.store import Store, aio, instances, last_words
 from perdure.store.database import Transaction
 from perdure.store.last_words import LastWord
 
@@ -54,10 +54,7 @@ class Membership:
     @property
     def lock_path(self) -> Path | None:
         """Where the locks of this database lie; None in memory, where nobody else can be."""
-        url = self._store.database.url
-        if url in ("sqlite://", "memory:"):
-            return None
-        return side_file(sqlite_path(url), url)
+        return locks_of(self._store.database.url)
 
     async def register(self, agents: Collection[tuple[str, str]]) -> None:
         """Join under a new generation, able to run these agents (name, version)."""

@@ -17,7 +17,6 @@ from perdure import codec
 from perdure.errors import Denied, Error, NotSerializable, OutcomeUnknown, PerdureError, StoreError, ToolError
 from perdure.policy.retry import classify
 from perdure.runtime.raised import class_name, place_of, text_of
-from perdure.store.tasks import error_to_json
 
 _ATTRIBUTE_LIMIT_BYTES: Final = 100_000
 # What the interpreter itself puts there: the object that lacks an attribute may be anything, and hold anything.

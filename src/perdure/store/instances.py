@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from perdure.errors import NotFound
 from perdure.model.instance import Instance, InstanceType
-from perdure.states import InstanceStatus
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
@@ -151,9 +150,12 @@ def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
     return done
 
 
-def last_with_agent(tx: Transaction, agent: str, version: str) -> tuple[str, int, bool] | None:
-    """Who could run an agent last: (host, last heartbeat, alive), or None when nobody ever could. Version "" is any."""
+def alive_with_agent(tx: Transaction, agent: str, version: str) -> list[Instance]:
+    """Instances that count as alive and can run an agent. Version "" is any."""
+    return [Instance.from_row(row) for row in tx.all(Q.alive_with_agent, agent=agent, version=version)]
+
+
+def last_with_agent(tx: Transaction, agent: str, version: str) -> tuple[str, int] | None:
+    """Who could run an agent last: (host, last heartbeat), or None when nobody ever could. Version "" is any."""
     row = tx.one(Q.last_with_agent, agent=agent, version=version)
-    if row is None:
-        return None
-    return row[0], row[1], row[2] not in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
+    return None if row is None else (row[0], row[1])

@@ -64,9 +64,18 @@ WHERE i.status = {to:instance.crash} AND (i.host = :host OR i.boot_id = :boot_id
 ORDER BY i.n
 LIMIT :limit OFFSET :skip
 
+-- name: alive_with_agent
+-- Who counts as alive and can run this agent; an instance with several versions of it comes several times.
+SELECT {columns}
+FROM instance_agents a
+JOIN instances i ON i.n = a.instance
+WHERE a.agent = :agent AND (:version = '' OR a.version = :version)
+    AND i.status NOT IN ({to:instance.crash}, {to:instance.stop})
+ORDER BY i.n
+
 -- name: last_with_agent
 -- Who could run this agent last, for "no live worker has it". The version counts as it does for a claim.
-SELECT i.host, i.heartbeat_at, i.status
+SELECT i.host, i.heartbeat_at
 FROM instance_agents a
 JOIN instances i ON i.n = a.instance
 WHERE a.agent = :agent AND (:version = '' OR a.version = :version)
