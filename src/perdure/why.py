@@ -11,7 +11,7 @@ from typing import TypeAlias
 from perdure import phrases
 from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
-from perdure.model.question import Question, QuestionKind
+from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -26,6 +26,7 @@ Judge: TypeAlias = Callable[[Instance], bool]
 
 _SHOWN_RECORDS = 5
 _SHOWN_ATTEMPTS = 10
+_VERDICTS = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
 _START = "start one with perdure worker"
 
 
@@ -79,6 +80,7 @@ def sections(
     task = tasks.get(tx, task_id)
     found = {
         "evidence": _evidence(tx, task, is_dead),
+        "answers": answers(tx, task),
         "rule": _rules(tx, task, recovery_limit),
         "tried": _tried(tx, task),
         "what moves it on": moves(tx, task, flags=flags, is_dead=is_dead),
@@ -131,6 +133,13 @@ def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Qu
 def open_questions(tx: Transaction, task: Task) -> list[Question]:
     """A task's open questions, oldest first."""
     return [one for one in reversed(questions.of_task(tx, task.id)) if one.status is QuestionStatus.OPEN]
+
+
+def answers(tx: Transaction, task: Task) -> Iterator[str]:
+    """What became of a task's questions, oldest first: what was said, by whom, when and why."""
+    for question in reversed(questions.of_task(tx, task.id)):
+        if question.status is not QuestionStatus.OPEN:
+            yield f"{question.id} {phrases.one_line(question.text)} {_said(tx, question)}"
 
 
 # -- one clause a status --------------------------------------------------------------------
@@ -331,6 +340,21 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name):
             yield f"  {name}: {phrases.one_line(str(said[name]))}"
+
+
+def _said(tx: Transaction, question: Question) -> str:
+    said = questions.answer_of(tx, question)
+    match question.status, question.kind:
+        case QuestionStatus.ANSWERED, QuestionKind.STEP_IN_DOUBT if isinstance(said, dict):
+            what = _VERDICTS.get(str(said.get("verdict")), "answered")
+            what += ", to run without proof that its old worker is dead" if question.anyway else ""
+        case QuestionStatus.ANSWERED, _:
+            what = f"answered {phrases.shown(said)}"
+        case _:
+            what = str(question.status)
+    by = f", by {question.answered_by}" if question.answered_by else ""
+    at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
+    return f"{what}{by}{at}" + (f": {phrases.one_line(question.reason)}" if question.reason else "")
 
 
 def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:

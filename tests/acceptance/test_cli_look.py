@@ -284,6 +284,35 @@ def test_a_second_answer_is_told_the_first(desk: Desk, story: Story) -> None:
     assert desk.run("ps", "--status", "pending", "--agent", "writer").out != ""
 
 
+def test_who_answered_what_and_why_is_shown_afterwards(desk: Desk, story: Story) -> None:
+    desk.run("answer", "Q1", "--happened", "--result", '"r-88"', "--by", "ana", "--because", "it is in the ledger")
+
+    pages = [desk.run(command, story.child.task.id).out for command in ("why", "show")]
+
+    for page in pages:
+        assert 'Q1 did refund(order="o-9", amount=120) happen? it happened, by ana, ' in page
+        assert ": it is in the ledger\n" in page
+    (told,) = desk.run("show", story.child.task.id, "--json").json["questions"]
+    assert (told["answer"], told["answered_by"]) == ({"verdict": "happened", "result": "r-88"}, "ana")
+
+
+def test_each_kind_of_answer_is_told_in_words(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for kind in (QuestionKind.CALL, QuestionKind.CALL, QuestionKind.ASK, QuestionKind.STEP_IN_DOUBT):
+        world.ask(claim, kind, text=f"{kind}?", step_key=f"s{len(world.rows('SELECT n FROM questions'))}")
+    desk.run("approve", "Q1", "--by", "ana")
+    desk.run("deny", "Q2", "--because", "too dear", "--by", "bob")
+    desk.run("answer", "Q3", "blue", "--by", "cleo")
+    desk.run("answer", "Q4", "--not-happened", "--anyway", "--by", "dan")
+
+    said = desk.run("why", claim.task.id).out
+
+    assert "Q1 call? approved, by ana, " in said
+    assert "Q2 call? denied, by bob, " in said and ": too dear\n" in said
+    assert 'Q3 ask? answered "blue", by cleo, ' in said
+    assert "Q4 step_in_doubt? it did not happen, to run without proof that its old worker is gone, by dan, " in said
+
+
 def test_anyway_adds_to_an_answer_that_is_stored(desk: Desk, story: Story) -> None:
     desk.run("answer", "Q1", "--not-happened", "--by", "ana")
 

@@ -10,16 +10,25 @@ from perdure import phrases
 from perdure.cli import screen
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, Db, Json, TaskId
-from perdure.cli.shapes import attempt_shape, error_shape, message_shape, plain, plain_body, step_shape, task_shape
+from perdure.cli.shapes import (
+    attempt_shape,
+    error_shape,
+    message_shape,
+    plain,
+    plain_body,
+    question_shape,
+    step_shape,
+    task_shape,
+)
 from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.step import NoteKind, Step
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.runtime.liveness import judge
 from perdure.runtime.replay import Inspection, Record, inspect
-from perdure.store import task_lists, tasks
+from perdure.store import questions, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import Judge, because, standing
+from perdure.why import Judge, answers, because, standing
 
 # What the lines of the attempts tell already.
 _OF_TURNS: Final = (NoteKind.TURN_STARTED, NoteKind.TURN_COMPLETED)
@@ -67,6 +76,11 @@ class _Page:
         self.attempts: list[tuple[Attempt, Error | None]] = [
             (one, tasks.read_error(tx, one.error)) for one in task_lists.attempts(tx, task_id)
         ]
+        self.answers = list(answers(tx, self.task))
+        self.questions = [
+            question_shape(one, questions.evidence(tx, one), answer=questions.answer_of(tx, one))
+            for one in reversed(questions.of_task(tx, task_id))
+        ]
         self.outcome: Outcome | None = task_lists.outcome(tx, task_id)
         self.seen: Inspection = inspect(tx, task_id, at_step=at_step)
 
@@ -79,6 +93,7 @@ def _as_json(page: _Page) -> dict[str, Any]:
         "result": None if outcome is None else plain_body(outcome.result),
         **error_shape(None if outcome is None else outcome.error),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
+        "questions": page.questions,
         "records": [step_shape(one.step, one.input) for one in page.seen.records],
         "transcript": [message_shape(one) for one in page.seen.messages],
         "last_step": page.seen.last_step,
@@ -112,6 +127,7 @@ def _put_header(page: _Page) -> None:
         why = "" if error is None else f": {phrases.failure(error)}"
         began = phrases.moment(one.started_at, page.now)
         rows.append((f"attempt {one.number}", f"{one.status} from {began}{ended}{why}"))
+    rows += [("answer", line) for line in page.answers]
     if outcome is not None and outcome.result is not None:
         rows.append(("result", phrases.shown(plain_body(outcome.result), limit=400)))
     screen.put_rows([(f"  {name}", value) for name, value in rows])

@@ -116,6 +116,11 @@ def evidence(tx: Transaction, question: Question) -> object:
     return payloads.plain(tx, question.evidence)
 
 
+def answer_of(tx: Transaction, question: Question) -> object:
+    """What was answered, or None while nothing is."""
+    return payloads.plain(tx, question.answer)
+
+
 def find(tx: Transaction, ending: str) -> str:
     """The id of the one question that is called so or whose id ends so. Raises NotFound or BadInput."""
     ending = ending.lstrip("…")
