@@ -12,13 +12,22 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from perdure import codec
 from perdure.errors import Error
 from perdure.model.question import QuestionKind
+from perdure.model.step import Step
 
 # Characters that move the cursor, change colours or turn the reading direction of what follows.
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _LATEST_MS: Final = 253_370_764_800_000  # the year 9999, beyond which no calendar goes
 _SHOWN_CHARS: Final = 60
+# Errors that tell more of a call than that it failed.
+_OUTCOMES: Final = {
+    "perdure.errors.Denied": "denied",
+    "perdure.errors.Expired": "expired",
+    "perdure.errors.OutcomeUnknown": "nobody knows",
+    "perdure.errors.NotApplied": "did not happen",
+}
 
 
 def duration(ms: float) -> str:
@@ -75,6 +84,16 @@ def failure(error: Error | None) -> str:
     if error is None:
         return "no error was recorded"
     return one_line(str(error)) + (f" ({error.place})" if error.place else "")
+
+
+def outcome(step: Step) -> str:
+    """What became of a recorded call, in a word or two."""
+    if step.outcome is None:
+        return "in doubt" if step.is_in_doubt else "not ended"
+    if step.outcome == "failed" and step.output is not None:
+        error = codec.decode(step.output)
+        return _OUTCOMES.get(error.get("type", ""), step.outcome) if isinstance(error, Mapping) else step.outcome
+    return step.outcome
 
 
 def one_line(text: str, *, limit: int = 200) -> str:

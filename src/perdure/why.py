@@ -310,9 +310,9 @@ def _evidence(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
         if step.is_note:
             continue
         what = phrases.call(step.name or step.event_kind, payload)
-        outcome = step.outcome or ("in doubt" if step.is_in_doubt else "not ended")
         when = phrases.moment(step.timestamp, tx.now)
-        yield f"step {step.step_index}, {step.risk}: {what} began {when} in attempt {step.attempt}: {outcome}"
+        began = f"{what} began {when} in attempt {step.attempt}"
+        yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
             held_by = _instance(tx, owner.instance_id)
             health = "is not on record" if held_by is None else _health(tx, held_by, is_dead)

@@ -150,6 +150,21 @@ def test_json_names_the_open_questions(desk: Desk) -> None:
     assert (question["id"], question["to"], question["kind"]) == ("Q1", "support", "ask")
 
 
+def test_a_denied_call_has_changed_nothing_and_was_not_made(desk: Desk) -> None:
+    desk.run("run", "support", "o-7")
+    desk.run("answer", "Q1", "true")
+    desk.run("run", "support", "o-7")
+    desk.run("deny", "Q2", "--because", "already refunded", "--by", "ana")
+    desk.run("run", "support", "o-7")
+    (task,) = desk.run("ps", "--all", "--json").json["tasks"]
+
+    shown = desk.run("show", task["id"]).out
+
+    assert desk.run("effects").out == ""
+    assert "0 model calls, 0 tool calls" in shown
+    assert "denied" in shown
+
+
 def test_a_denied_call_comes_to_the_agent_with_its_reason(desk: Desk) -> None:
     desk.run("run", "support", "o-7")
     desk.run("answer", "Q1", "true")
@@ -196,6 +211,20 @@ def test_a_killed_run_is_seen_to_be_dead_at_once(desk: Desk) -> None:
     assert "start a worker" in doctor.out
     assert "in doubt" in desk.run("effects").out
     assert "in doubt" in desk.run("effects", "--in-doubt").out
+
+
+@pytest.mark.parametrize(("verdict", "outcome"), [("--happened", "completed"), ("--give-up", "nobody knows")])
+def test_a_settled_call_stays_with_the_attempt_that_made_it(desk: Desk, verdict: str, outcome: str) -> None:
+    desk.run_apart("run", "writer", "hello", DIE="1")
+    (before,) = desk.run("effects", "--json").json["effects"]
+    desk.run("run", "writer", "hello")
+    desk.run("answer", "Q1", verdict)
+
+    desk.run("run", "writer", "hello")
+
+    (after,) = desk.run("effects", "--json").json["effects"]
+    assert (after["is"], after["attempt"], after["began_at"]) == (outcome, 1, before["began_at"])
+    assert f"in attempt 1: {outcome}" in desk.run("why", after["task"]).out
 
 
 def test_an_answer_that_nobody_acts_on_says_how_to_start_somebody(desk: Desk) -> None:

@@ -8,7 +8,7 @@ from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
-from perdure.store import payloads, questions, sessions, task_lists
+from perdure.store import payloads, questions, sessions, steps, task_lists
 from tests.world import World, packed
 
 RUN_IT = {"verdict": "not_happened", "result": None}
@@ -285,3 +285,16 @@ def test_every_change_of_a_question_raises_the_revision_of_its_session(world: Wo
     assert world.store.read(sessions.get, "chat").revision == before + 2
     assert world.rows("SELECT revision FROM questions") == [(before + 2,)]
     assert world.store.read(task_lists.changed_since, "chat", revision=before) == []
+
+
+def test_a_call_that_nobody_allowed_is_no_effect(world: World) -> None:
+    claim = world.start()
+    for key in ("no", "yes", "late"):
+        world.ask(claim, QuestionKind.CALL, step_key=key, expires_at_ms=1 if key == "late" else None)
+    world.store.call(questions.deny, "Q1", by="ana", reason="no")
+    world.store.call(questions.approve, "Q2", by="ana")
+    world.expire()
+    for key in ("no", "yes", "late"):
+        world.record(claim, key, steps.Result(completed=False, output=packed("refused")), risk="high")
+
+    assert [one.step.key for one in world.store.read(steps.effects)] == ["yes"]

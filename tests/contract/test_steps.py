@@ -383,6 +383,20 @@ def test_effects_lists_every_call_that_may_have_changed_the_world(world: World) 
     assert found[0].arguments == {"amount": 5}
 
 
+def test_what_was_found_out_about_a_call_stays_with_its_attempt(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    world.begin(claim, "mail", risk="high")
+    world.interrupt(claim)
+    world.recover(claim.task.id)
+    again = world.claim(claim.task.id)
+
+    world.end_step(again, "pay", done(is_found_out=True), risk="high")
+    world.end_step(again, "mail", risk="high")
+
+    assert [(one.step.key, one.step.attempt) for one in world.store.read(steps.effects)] == [("pay", 1), ("mail", 2)]
+
+
 def test_a_call_without_an_outcome_is_running_until_its_attempt_ends_or_somebody_is_asked(world: World) -> None:
     running, asked, dead = world.start(), world.start(), world.start()
     for claim in (running, asked, dead):

@@ -279,7 +279,7 @@ def _effects(
         where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
         is_running = effect.is_running and not _has_died(tx, owner, is_dead)
         if not (in_doubt and is_running):
-            seen.append(_Seen(effect, step.outcome or ("running" if is_running else "in doubt"), where))
+            seen.append(_Seen(effect, "running" if is_running else phrases.outcome(step), where))
     return seen[:limit], tx.now
 
 

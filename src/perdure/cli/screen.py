@@ -27,6 +27,7 @@ _STYLES: Final[Mapping[str, str]] = {
     "timed out": "red",
     "interrupted": "yellow",
     "in doubt": "bold red",
+    "nobody knows": "bold red",
     "waiting": "cyan",
     "paused": "dim",
     "cancelled": "dim",

@@ -22,7 +22,7 @@ from perdure.cli.shapes import (
 )
 from perdure.errors import Error
 from perdure.model.message import Message
-from perdure.model.step import NoteKind, Step
+from perdure.model.step import NoteKind, StepKind
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.runtime.liveness import judge
 from perdure.runtime.replay import Inspection, Record, inspect
@@ -119,7 +119,11 @@ def _put_header(page: _Page) -> None:
     if task.deadline_at is not None:
         rows.append(("deadline", phrases.moment(task.deadline_at, page.now)))
     tokens = task.prompt_tokens + task.completion_tokens
-    used = f"{phrases.count(task.iterations, 'model call')}, {phrases.count(task.tool_calls, 'tool call')}"
+    # Counted when they were asked for; one that nobody allowed was not made.
+    calls = [one.step for one in page.seen.records if one.step.event_kind == StepKind.TOOL_CALL]
+    refused = sum(phrases.outcome(step) in ("denied", "expired") for step in calls)
+    tools = phrases.count(max(0, task.tool_calls - refused), "tool call")
+    used = f"{phrases.count(task.iterations, 'model call')}, {tools}"
     cost = f", cost {task.cost:g}" if task.cost else ""
     rows.append(("used", f"{used}, {tokens:,} tokens{cost}"))
     for one, error in page.attempts:
@@ -151,7 +155,7 @@ def _line(record: Record, now: int) -> tuple[str, ...]:
         str(step.step_index),
         phrases.moment(step.timestamp, now),
         step.event_kind,
-        _outcome(step),
+        phrases.outcome(step),
         spent,
         phrases.call(what, arguments_of(record)) + (f"  child {step.child_task_id}" if step.child_task_id else ""),
     )
@@ -163,12 +167,6 @@ def arguments_of(record: Record) -> Any:
     if isinstance(given, dict) and given.keys() == {"arguments", "batch"}:
         return given["arguments"]
     return given
-
-
-def _outcome(step: Step) -> str:
-    if step.outcome is not None:
-        return step.outcome
-    return "in doubt" if step.is_in_doubt else "not ended"
 
 
 def _put_message(message: Message, now: int) -> None:

@@ -183,7 +183,14 @@ async def _act_on_word(attempt: Attempt, matter: _Matter, word: LastWord, questi
             error = Error.from_json(codec.decode(word.body))
             await _settle_inside(attempt, matter.step)
             return await live.fail_call(
-                attempt, matter.call, matter.step, None, begun=True, question_id=_id(question), error=error
+                attempt,
+                matter.call,
+                matter.step,
+                None,
+                begun=True,
+                question_id=_id(question),
+                error=error,
+                is_found_out=True,
             )
         case _:
             return await _run_again(attempt, matter, question)
@@ -191,7 +198,9 @@ async def _act_on_word(attempt: Attempt, matter: _Matter, word: LastWord, questi
 
 async def _record_result(attempt: Attempt, matter: _Matter, value: Any, question: Question | None) -> Any:
     await _settle_inside(attempt, matter.step)
-    return await live.complete_call(attempt, matter.call, matter.step, value, begun=True, question_id=_id(question))
+    return await live.complete_call(
+        attempt, matter.call, matter.step, value, begun=True, question_id=_id(question), is_found_out=True
+    )
 
 
 async def _run_again(attempt: Attempt, matter: _Matter, question: Question | None) -> Any:
@@ -199,9 +208,8 @@ async def _run_again(attempt: Attempt, matter: _Matter, question: Question | Non
     call, step = matter.call, matter.step
     if not matter.may_run:
         await _settle_inside(attempt, step)
-        await live.fail_call(
-            attempt, call, step, NotApplied("it did not happen"), begun=True, question_id=_id(question)
-        )
+        not_applied = NotApplied("it did not happen")
+        await live.fail_call(attempt, call, step, not_applied, begun=True, question_id=_id(question), is_found_out=True)
     await attempt.host.until_may_call()
     await live.take_over(attempt, step, question_id=_id(question))
     matter.held_by = attempt.task.attempt
@@ -213,7 +221,7 @@ async def _give_up(attempt: Attempt, matter: _Matter, question: Question) -> NoR
     call = matter.call
     await _settle_inside(attempt, matter.step)
     gave_up = stand_ins.outcome_unknown(call.name, question.reason or "")
-    await live.fail_call(attempt, call, matter.step, gave_up, begun=True, question_id=question.id)
+    await live.fail_call(attempt, call, matter.step, gave_up, begun=True, question_id=question.id, is_found_out=True)
 
 
 async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:

@@ -116,16 +116,28 @@ async def complete_call(
     begun: bool,
     usage: Usage = _NOTHING,
     question_id: str | None = None,
+    is_found_out: bool = False,
 ) -> Any:
-    """Put a result on record and return it as it will come back: live and replay agree."""
+    """Put a result on record and return it as it will come back: live and replay agree.
+
+    `is_found_out`: the call was made by an earlier attempt, and only its outcome is told now.
+    """
     limit = attempt.host.settings.payload_limit_bytes
     try:
         stored, value = codec.roundtrip(value, annotation=call.annotation, limit=limit)
     except NotSerializable as exc:
-        await fail_call(attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id)
+        await fail_call(
+            attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
+        )
     if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
         stored, value = masked, codec.decode(masked, annotation=call.annotation)
-    result = steps.Result(completed=True, output=codec.pack(stored), usage=usage, question_id=question_id)
+    result = steps.Result(
+        completed=True,
+        output=codec.pack(stored),
+        usage=usage,
+        question_id=question_id,
+        is_found_out=is_found_out,
+    )
     try:
         await attempt.journal.complete(step, result, begun=begun)
     except asyncio.CancelledError:
@@ -146,13 +158,20 @@ async def fail_call(
     usage: Usage = _NOTHING,
     question_id: str | None = None,
     error: Error | None = None,
+    is_found_out: bool = False,
 ) -> NoReturn:
     """Put an error on record and raise its stand-in."""
     if error is None:
         assert exc is not None
         error = stand_ins.describe(exc, secrets=call.secrets)
     body = stand_ins.to_body(error)
-    result = steps.Result(completed=False, output=codec.pack(body), usage=usage, question_id=question_id)
+    result = steps.Result(
+        completed=False,
+        output=codec.pack(body),
+        usage=usage,
+        question_id=question_id,
+        is_found_out=is_found_out,
+    )
     try:
         index = await attempt.journal.complete(step, result, begun=begun)
     except asyncio.CancelledError:

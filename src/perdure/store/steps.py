@@ -59,6 +59,7 @@ class Result(Struct, frozen=True, kw_only=True):
     usage: Usage = _NO_USAGE
     notes: Sequence[Note] = ()
     question_id: str | None = None  # the question this outcome uses up
+    is_found_out: bool = False  # the call was made by an earlier attempt: a person or a look told how it ended
     delivery: int | None = None  # the delivery this outcome takes
     event: tuple[str, Any] | None = None  # a skeleton event of the agent's own, told with this outcome
 
@@ -191,6 +192,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
             output=payloads.keep(tx, result.output),
             ended_seq=first_seq,
             attempt=attempt,
+            found_out=int(result.is_found_out),
             prompt_tokens=min(result.usage.prompt_tokens, _INT64_MAX),
             completion_tokens=min(result.usage.completion_tokens, _INT64_MAX),
             cost=result.usage.cost,

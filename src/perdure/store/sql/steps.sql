@@ -16,9 +16,11 @@ INSERT INTO steps (
 )
 
 -- name: end
--- The outcome of a step that was begun. Only an open one can be ended.
+-- The outcome of a step that was begun. Only an open one can be ended. What somebody found out about a call stays with
+-- the attempt that made it.
 UPDATE steps
-SET outcome = :outcome, output = :output, ended_seq = :ended_seq, ended_at = {now}, attempt = :attempt,
+SET outcome = :outcome, output = :output, ended_seq = :ended_seq, ended_at = {now},
+    attempt = CASE WHEN :found_out = 1 THEN attempt ELSE :attempt END,
     prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, cost = :cost
 WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
 RETURNING step_index
@@ -85,6 +87,16 @@ LIMIT :limit
     WHERE q.task = t.n AND q.step_key = s.key AND q.status = {status:question.open}
 ))
 
+-- fragment: refused
+-- Nobody allowed the call, so that it never ran: its last question says so.
+(s.outcome IS NOT NULL AND COALESCE((
+    SELECT q.status
+    FROM questions q
+    WHERE q.task = s.task AND q.step_key = s.key AND q.kind = 'call'
+    ORDER BY q.n DESC
+    LIMIT 1
+), '') IN ({to:question.deny}, {to:question.expire}))
+
 -- name: effects
 -- Every call that may have changed the world.
 SELECT {columns}, t.agent, s.n, CASE WHEN {runs_now} THEN 1 ELSE 0 END
@@ -92,6 +104,7 @@ FROM steps s
 JOIN tasks t ON t.n = s.task
 WHERE s.risk <> 'low' AND s.timestamp >= :since
     AND (s.timestamp, s.n) > (:after_at, :after_n)
+    AND NOT {refused}
     AND (:in_doubt = 0 OR s.outcome IS NULL AND NOT {runs_now})
     AND (:running = 0 OR {runs_now})
 ORDER BY s.timestamp, s.n
