@@ -49,7 +49,9 @@ def read(agent: object, *words: str) -> tuple[list[Any], dict[str, Any]]:
         (["hello"], ["hello"]),
         (["42"], ["42"]),
         (["true", "3"], ["true", 3]),
-        (["a=b"], ["a=b"]),
+        (['"a=b"'], ["a=b"]),
+        (["https://example.org/?a=b"], ["https://example.org/?a=b"]),
+        (["a b=c"], ["a b=c"]),
         (["{not json"], ["{not json"]),
     ],
 )
@@ -62,6 +64,15 @@ def test_a_name_gives_a_parameter_by_name() -> None:
 
     assert given == ["x"]
     assert named == {"count": 7, "order": Order("o-7", 250), "color": Color.RED}
+
+
+def test_a_name_that_is_no_parameter_is_refused_with_how_to_pass_it_as_text() -> None:
+    with pytest.raises(BadInput) as refused:
+        read(typed, "x", "cuont=3")
+
+    assert str(refused.value) == (
+        "typed has no parameter cuont: it has color, count, order, text. To pass cuont=3 as text, write '\"cuont=3\"'"
+    )
 
 
 def test_without_annotation_json_is_json_and_all_else_text() -> None:

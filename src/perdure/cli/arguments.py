@@ -1,12 +1,13 @@
 """Words of a command line as the arguments of an agent.
 
 A word is read as JSON where it is JSON, else as text, and made what the agent's annotation wants; `name=value` names
-a parameter.
+a parameter, and a name that is none is refused: it is more often mistyped than meant as text.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from inspect import Parameter, signature
@@ -34,6 +35,13 @@ def read_arguments(agent: AgentDefinition, words: Sequence[str]) -> tuple[list[A
         if equals and (name in nameable or (takes_any and name.isidentifier())):
             named[name] = _read(text, wanted.get(name, codec.ANY), f"argument {name}")
             continue
+        if equals and name.isidentifier():
+            has = f"it has {', '.join(sorted(nameable))}" if nameable else "it has none to name"
+            text = json.dumps(word, ensure_ascii=False)
+            raise BadInput(
+                f"{agent.name} has no parameter {name}: {has}. To pass {word} as text, write {shlex.quote(text)}",
+                field="arguments",
+            )
         parameter = by_position[len(given)] if len(given) < len(by_position) else rest
         if parameter is None:
             most = f"{agent.name} takes {len(by_position)} arguments"
