@@ -5,6 +5,7 @@
     waits for you: did send_email(to="team@example.org") happen?  perdure answer Q19 --happened | …
     took over 500: 493 running, 7 questions
     other tasks of this app: 2 taken up, 1 question (perdure questions)
+    failed assistant …7Q2M after 12 s: KeyError: 'total' (shop.py:7 in pay)
 
 It listens to a worker and gathers for a moment, so that what was recovered together is told as one line.
 """
@@ -47,13 +48,22 @@ class News:
     """Gathers what a worker tells and turns it into lines.
 
     `flags` name the database in the commands that it shows. `counts_only` is for a worker that runs anybody's tasks:
-    what was taken over is counted, not told one by one. Once `about` has said whose news this is, that of other tasks
-    is counted too.
+    what was taken over is counted, not told one by one, and each task that fails is told, for nobody else may be
+    there to see it; with `tells_completed` each that completes, too. Once `about` has said whose news this is, that of
+    other tasks is counted too.
     """
 
-    def __init__(self, *, flags: str = "", counts_only: bool = False, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        flags: str = "",
+        counts_only: bool = False,
+        tells_completed: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._flags = flags
         self._counts_only = counts_only
+        self._tells_completed = tells_completed
         self._say = say or _print
         self._root: str | None = None
         self._root_of: dict[str, str] = {}
@@ -62,6 +72,7 @@ class News:
         self._newly_taken: set[str] = set()
         self._resumed: dict[str, Mapping[str, Any]] = {}
         self._asked: dict[str, Asked] = {}
+        self._ended: list[Mapping[str, Any]] = []
         self._told: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -86,6 +97,8 @@ class News:
                 self._newly_taken.add(task_id)
             case "resumed" if self._taken.get(task_id) == facts["attempt"]:
                 self._resumed[task_id] = facts
+            case "ended" if self._counts_only and (self._tells_completed or facts["status"] != "completed"):
+                self._ended.append(facts)
             case "question":
                 self._note(Asked(facts["question"], facts["kind"], facts["text"], facts["to"], task_id))
             case "recovered" if facts["question"]:
@@ -119,6 +132,7 @@ class News:
         self._resumed.clear()
         self._asked.clear()
         self._newly_taken.clear()
+        self._ended.clear()
 
     def lines(self) -> list[str]:
         """What was gathered, as lines."""
@@ -132,7 +146,8 @@ class News:
             if one.task_id in self._taken:
                 waiting.setdefault(one.task_id, one)
         if self._counts_only:
-            return [*_took_over(len(self._newly_taken), len(waiting.keys() & self._newly_taken)), *questions]
+            taken = _took_over(len(self._newly_taken), len(waiting.keys() & self._newly_taken))
+            return [*taken, *map(ended_line, self._ended), *questions]
         ours = {task_id: facts for task_id, facts in self._resumed.items() if not self._is_other(task_id)}
         resumed = [facts for task_id, facts in ours.items() if task_id not in waiting]
         if len(resumed) + len(waiting) < 2:
@@ -174,6 +189,13 @@ def resumed_line(facts: Mapping[str, Any]) -> str:
     saved = _saved([facts])
     where = f"resumed {facts['agent']} {tail(str(facts['task']))} at step {facts['step']:,}"
     return f"{where}: {saved}" if saved else where
+
+
+def ended_line(facts: Mapping[str, Any]) -> str:
+    """How a task ended, and where in the code it failed."""
+    status = str(facts["status"]).replace("_", " ")
+    why = f": {facts['error']}" if facts["error"] else ""
+    return f"{status} {facts['agent']} {tail(str(facts['task']))} after {phrases.duration(facts['ms'])}{why}"
 
 
 def asked_line(one: Asked, *, flags: str = "") -> str:

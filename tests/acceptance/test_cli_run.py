@@ -308,6 +308,16 @@ def test_a_worker_hands_back_and_another_takes_over(desk: Desk) -> None:
     assert stopped.code == 0
 
 
+def test_a_worker_tells_of_the_tasks_that_fail(desk: Desk) -> None:
+    with desk.begin("worker") as process:
+        hear(process.stderr, " works for ")
+        asyncio.run(fail(desk))
+        heard = hear(process.stderr, "failed failing …")
+
+    assert re.search(rf": ValueError: boom 7 \({desk.module}.py:55 in failing\)$", heard[-1])
+    assert any('raise ValueError(f"boom {x}")' in line for line in heard)
+
+
 def test_a_worker_tells_as_json_what_it_handed_back(desk: Desk) -> None:
     with desk.begin("worker", "--json") as process:
         hear(process.stderr, "works for")
@@ -354,6 +364,11 @@ async def start(desk: Desk, agent: str, names: list[str]) -> None:
     async with Client(str(desk.db)) as client:
         for name in names:
             await client.start(agent, name=name)
+
+
+async def fail(desk: Desk) -> None:
+    async with Client(str(desk.db)) as client:
+        await client.start("failing", x=7)
 
 
 async def send(desk: Desk, task_id: str, name: str, value: object) -> None:

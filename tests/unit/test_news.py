@@ -139,6 +139,34 @@ def test_a_worker_that_took_over_nothing_says_nothing() -> None:
     assert news.lines() == []
 
 
+def test_a_worker_tells_how_each_task_failed_and_on_a_terminal_which_completed() -> None:
+    ended = [
+        facts(1, status="failed", error="KeyError: 'total' (shop.py:7 in pay)", ms=12_000),
+        facts(2, status="completed", error="", ms=300),
+        facts(3, status="timed_out", error="", ms=60_000),
+    ]
+    lines = {}
+    for tells_completed in (False, True):
+        news = News(counts_only=True, tells_completed=tells_completed)
+        for one in ended:
+            news.hear("ended", one)
+        lines[tells_completed] = news.lines()
+
+    assert lines[False] == [
+        "failed lead …0001 after 12 s: KeyError: 'total' (shop.py:7 in pay)",
+        "timed out lead …0003 after 1 min",
+    ]
+    assert lines[True][1] == "completed lead …0002 after 300 ms"
+
+
+def test_a_run_tells_of_its_own_end_by_itself() -> None:
+    news = News()
+
+    news.hear("ended", facts(1, status="failed", error="x", ms=1))
+
+    assert news.lines() == []
+
+
 async def test_what_comes_together_is_told_together_and_the_rest_at_the_end() -> None:
     told: list[str] = []
     news = News(say=told.append)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
@@ -79,6 +80,7 @@ def worker(
 ) -> None:
     """Run whatever is due for an app's agents, until stopped.
 
+    Prints a line for each task that fails, and on a terminal for each that completes.
     The first signal hands back what runs, the second leaves at once. A worker that hangs past its lease may be ended
     by another one on this host.
     """
@@ -189,7 +191,7 @@ def _state(
 
 async def _work(app: App, *, as_json: bool) -> int:
     async with app:
-        news = News(flags=app.flags, counts_only=True, say=screen.note)
+        news = News(flags=app.flags, counts_only=True, tells_completed=sys.stderr.isatty(), say=screen.note)
         stopped = asyncio.Event()
         ended: Worker | None = None
         began = 0.0

@@ -4,6 +4,7 @@
     took_over    a later attempt                            task, agent, attempt
     resumed      its records have answered what they can    and step, model_calls, tool_calls, tokens
     recovered    decided about an interrupted task          task, agent, verdict, steps, question, text
+    ended        an attempt ended its task                  and status, error (with its place), ms since admission
     question     an attempt opened or found a question      question, kind, text, to, task, agent
 
 Told on the worker's event loop, by a plain call: whoever listens returns at once.
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perdure import phrases
 from perdure.model.question import Question
 
 if TYPE_CHECKING:
@@ -57,6 +59,14 @@ class Announcer:
         if attempt in self._replaying:
             del self._replaying[attempt]
             self.say("resumed", {**_facts(attempt), "step": attempt.task.step_count - 1, **asdict(attempt.saved)})
+
+    def ended(self, attempt: Attempt, *, now_ms: int) -> None:
+        """An attempt is over; said if its task is too."""
+        if attempt.outcome is not None and self._listener is not None:
+            status, error = attempt.outcome
+            told = "" if error is None else phrases.failure(error)
+            facts = {"status": str(status), "error": told, "ms": now_ms - attempt.task.created_at}
+            self.say("ended", {**_facts(attempt), **facts})
 
     def asked(self, question: Question) -> None:
         """An attempt waits for a person. What its records saved is told before."""

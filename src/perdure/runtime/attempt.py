@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
-from perdure.errors import BadInput, Cancelled, Damaged, LeaseLost, StoreError, Suspend
+from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, StoreError, Suspend
 from perdure.model.question import Question
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
@@ -39,6 +39,7 @@ from perdure.runtime.spending import Spending
 from perdure.runtime.threads import block_on, start_thread
 from perdure.runtime.waits import Waits
 from perdure.settings import Settings
+from perdure.states import TaskStatus
 from perdure.store import Store, aio
 from perdure.store.steps import NewStep
 
@@ -143,6 +144,7 @@ class Attempt:
         self.is_draining = False
         self.is_ending = False
         self.is_handed_back = False
+        self.outcome: tuple[TaskStatus, Error | None] | None = None  # how the task ended, if this attempt has ended it
         self.done = asyncio.Event()
         self._claim = claim
         self._root: asyncio.Future[Any] | None = None

@@ -21,6 +21,7 @@ from perdure.model.step import Note, NoteKind
 from perdure.model.task import Wait, WaitKind
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
 from perdure.runtime import doubts, raised, stand_ins
+from perdure.states import TaskStatus
 from perdure.store import ends, task_lists, tasks
 
 if TYPE_CHECKING:
@@ -95,9 +96,10 @@ async def _complete(attempt: Attempt, stored: bytes) -> None:
     journal = attempt.journal
     notes = [*journal.take_notes(), Note(NoteKind.TURN_COMPLETED, codec.encode({"outcome": "completed"}))]
     try:
-        await _write(
+        if await _write(
             attempt, ends.complete, journal.fence, codec.pack(stored), notes=notes, risk_seen=journal.risk_seen
-        )
+        ):
+            attempt.outcome = TaskStatus.COMPLETED, None
     except InvariantError:
         log.exception("task %s cannot complete; it is looked at again", attempt.task.id)
         reason = "a call of it was left in doubt"
@@ -111,7 +113,8 @@ async def _fail(attempt: Attempt, exc: BaseException) -> None:
     if attempt.is_final(exc) or not should_retry(policy, _class_of(exc), task.failures):
         _log_failure(attempt, exc)
         notes = journal.take_notes()
-        await _write(attempt, ends.fail, journal.fence, error, notes=notes, risk_seen=journal.risk_seen)
+        if await _write(attempt, ends.fail, journal.fence, error, notes=notes, risk_seen=journal.risk_seen):
+            attempt.outcome = TaskStatus.FAILED, error
         return
     wait_s = delay_s(policy, task.failures, attempt.host.random)
     _log_retry(attempt, error, wait_s)
@@ -195,7 +198,8 @@ async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -
         if stored:
             await _complete(attempt, stored)
             return
-    await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence)
+    if await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence):
+        attempt.outcome = TaskStatus.TIMED_OUT, None
 
 
 def _ids(attempt: Attempt) -> dict[str, object]:

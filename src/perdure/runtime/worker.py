@@ -274,6 +274,7 @@ class Worker:
             self.attempts.pop(claim.execution_id, None)
             self._handed_back += attempt.is_draining and attempt.is_handed_back
             self._news.resumed(attempt)
+            self._news.ended(attempt, now_ms=self.store.clock.now_ms())
             self._work.set()
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.error("attempt of %s broke", claim.task.id, exc_info=error)
