@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -23,7 +23,7 @@ from perdure.model.question import Question as QuestionRow
 from perdure.model.task import Lane, Task
 from perdure.news import News
 from perdure.runtime import answers
-from perdure.runtime.blocks import beside, cancelled_by
+from perdure.runtime.blocks import beside, cancelled_by, unless
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.durable import failure, new_task
 from perdure.runtime.liveness import judge
@@ -416,7 +416,8 @@ class App(Client):
     async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an agent as a task, here, and return its result. A second run with the same key joins the first.
 
-        Raises BadInput for an agent that this app does not have, and what `TaskHandle.result` raises.
+        Raises BadInput for an agent that this app does not have, or when a child's is one that no live worker has (the
+        task is open then, and goes on once somebody has it), and what `TaskHandle.result` raises.
         """
         call = call_to_start(agent, args, kwargs)
         if not any(name == call.definition.name for name, _version in self.agents):
@@ -435,14 +436,17 @@ class App(Client):
         finally:
             await self.aclose()
 
-    async def _run_on(self, worker: Worker, call: AgentCall, news: News | None) -> Any:
+    async def _run_on(self, worker: Worker, call: AgentCall, news: News | None = None) -> Any:
         new = new_task(call, key=call.options.key, lane=Lane.MAIN)
         # Nobody is told of the admission before the result, which is durable after it.
         admitted = await aio.call_softly(self.store, admission.admit, [new])
+        (task,) = admitted.tasks
         if news is not None:
-            news.about(admitted.tasks[0].root_session_id)
-        await worker.adopt(admitted.tasks[0].id)
-        return await self._handle(admitted.tasks[0].id, call).result()
+            news.about(task.root_session_id)
+        # A worker of the caller's own may go on with what another one has to do first: then it is only warned of.
+        async with nullcontext() if news is None else unless(news.until_unmanned(task.root_session_id)):
+            await worker.adopt(task.id)
+            return await self._handle(task.id, call).result()
 
     @asynccontextmanager
     async def worker(

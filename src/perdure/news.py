@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure import phrases
+from perdure.errors import BadInput
 from perdure.model.question import Question
 from perdure.model.task import tail
 
@@ -73,6 +74,8 @@ class News:
         self._resumed: dict[str, Mapping[str, Any]] = {}
         self._asked: dict[str, Asked] = {}
         self._ended: list[Mapping[str, Any]] = []
+        self._unmanned: dict[str, str] = {}
+        self._is_unmanned = asyncio.Event()
         self._told: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -99,6 +102,9 @@ class News:
                 self._resumed[task_id] = facts
             case "ended" if self._counts_only and (self._tells_completed or facts["status"] != "completed"):
                 self._ended.append(facts)
+            case "unmanned":
+                self._unmanned[str(facts["session"])] = unmanned_line(facts)
+                self._is_unmanned.set()
             case "question":
                 self._note(Asked(facts["question"], facts["kind"], facts["text"], facts["to"], task_id))
             case "recovered" if facts["question"]:
@@ -123,6 +129,14 @@ class News:
         finally:
             self.tell()
 
+    async def until_unmanned(self, root_session_id: str) -> None:
+        """Raise BadInput once a task of this session waits for an agent that no live worker has."""
+        while root_session_id not in self._unmanned:
+            self._is_unmanned.clear()
+            await self._is_unmanned.wait()
+        more = "Add it to App(agents=[…]), or start a worker that has it. The task is open, and goes on then"
+        raise BadInput(f"{self._unmanned[root_session_id]}. {more}", field="agents")
+
     # -- telling ----------------------------------------------------------------------------
 
     def tell(self) -> None:
@@ -133,6 +147,8 @@ class News:
         self._asked.clear()
         self._newly_taken.clear()
         self._ended.clear()
+        if self._counts_only:
+            self._unmanned.clear()
 
     def lines(self) -> list[str]:
         """What was gathered, as lines."""
@@ -147,7 +163,7 @@ class News:
                 waiting.setdefault(one.task_id, one)
         if self._counts_only:
             taken = _took_over(len(self._newly_taken), len(waiting.keys() & self._newly_taken))
-            return [*taken, *map(ended_line, self._ended), *questions]
+            return [*taken, *map(ended_line, self._ended), *self._unmanned.values(), *questions]
         ours = {task_id: facts for task_id, facts in self._resumed.items() if not self._is_other(task_id)}
         resumed = [facts for task_id, facts in ours.items() if task_id not in waiting]
         if len(resumed) + len(waiting) < 2:
@@ -196,6 +212,11 @@ def ended_line(facts: Mapping[str, Any]) -> str:
     status = str(facts["status"]).replace("_", " ")
     why = f": {facts['error']}" if facts["error"] else ""
     return f"{status} {facts['agent']} {tail(str(facts['task']))} after {phrases.duration(facts['ms'])}{why}"
+
+
+def unmanned_line(facts: Mapping[str, Any]) -> str:
+    """Which agent is missing, and who waits for it."""
+    return f"no live worker has agent {facts['child']}, which {facts['agent']} {tail(str(facts['task']))} waits for"
 
 
 def asked_line(one: Asked, *, flags: str = "") -> str:

@@ -123,6 +123,18 @@ def test_a_failure_comes_with_its_traceback_on_standard_error(desk: Desk) -> Non
     assert "src/perdure" not in said.err
 
 
+def test_a_child_that_nobody_can_run_ends_the_run_with_what_to_do(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (desk.folder / f"{desk.module}.py").read_text()
+    (desk.folder / f"{desk.module}x.py").write_text(text.replace("agents=[writer, lead,", "agents=[lead,"))
+    monkeypatch.setenv("PERDURE_APP", f"{desk.module}x:app")
+
+    said = desk.run("run", "lead", '["a"]')
+
+    assert said.code == 2
+    assert re.search(r"perdure: no live worker has agent writer, which lead …\w+ waits for. Add it to App\(", said.err)
+    assert desk.run("run", "lead", '["a"]', "--app", f"{desk.module}:app").json == ["A"]
+
+
 # -- a person is waited for -----------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from perdure.errors import BadInput
 from perdure.model.question import Question
 from perdure.model.task import Lane, Outcome, Task, tail
 from perdure.news import News
-from perdure.runtime.blocks import beside
+from perdure.runtime.blocks import beside, unless
 from perdure.runtime.durable import new_task
 from perdure.runtime.liveness import judge
 from perdure.runtime.worker import Worker
@@ -111,7 +111,12 @@ async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | No
         news = News(flags=app.flags)
         news.about(task.root_session_id)
         stopped = asyncio.Event()
-        async with app.worker(on_event=news.hear) as worker, beside(news.run()), _signals(stopped.set) as caught:
+        async with (
+            app.worker(on_event=news.hear) as worker,
+            beside(news.run()),
+            _signals(stopped.set) as caught,
+            unless(news.until_unmanned(task.root_session_id)),
+        ):
             await worker.adopt(task.id)
             asked = await _until_ended(app, task.id, stopped=stopped, timeout_s=timeout_s)
         for question in asked:

@@ -5,6 +5,7 @@
     resumed      its records have answered what they can    and step, model_calls, tool_calls, tokens
     recovered    decided about an interrupted task          task, agent, verdict, steps, question, text
     ended        an attempt ended its task                  and status, error (with its place), ms since admission
+    unmanned     no live worker has a child's agent         and child (the agent), session
     question     an attempt opened or found a question      question, kind, text, to, task, agent
 
 Told on the worker's event loop, by a plain call: whoever listens returns at once.
@@ -12,6 +13,7 @@ Told on the worker's event loop, by a plain call: whoever listens returns at onc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from perdure.model.question import Question
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
+log = logging.getLogger(__name__)
 Listener = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -67,6 +70,12 @@ class Announcer:
             told = "" if error is None else phrases.failure(error)
             facts = {"status": str(status), "error": told, "ms": now_ms - attempt.task.created_at}
             self.say("ended", {**_facts(attempt), **facts})
+
+    def unmanned(self, attempt: Attempt, agent: str) -> None:
+        """A child waits for an agent that no live worker has. Logged too: a task must not hang quietly."""
+        parent = attempt.task
+        log.warning("no live worker has agent %s, which task %s of agent %s waits for", agent, parent.id, parent.agent)
+        self.say("unmanned", {**_facts(attempt), "child": agent, "session": attempt.task.root_session_id})
 
     def asked(self, question: Question) -> None:
         """An attempt waits for a person. What its records saved is told before."""

@@ -98,6 +98,14 @@ class Host(Protocol):
         """A question was opened or found."""
         ...
 
+    def has_agent(self, name: str, version: str) -> bool:
+        """Whether tasks of an agent can run here."""
+        ...
+
+    def tell_unmanned(self, attempt: Attempt, agent: str) -> None:
+        """A child of the attempt waits for an agent that no live worker has."""
+        ...
+
     def stream(self, attempt: Attempt, kind: str, payload: dict[str, Any]) -> None:
         """Hand on a streamed event."""
         ...

@@ -1,4 +1,4 @@
-"""Two ways for a block of code and a piece of work to end together."""
+"""Ways for a block of code and a piece of work to end together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
     """Run `work` beside the block, and cancel it at the block's end."""
     task = asyncio.get_running_loop().create_task(work)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -42,3 +42,10 @@ async def cancelled_by(running: asyncio.Task[Any]) -> AsyncIterator[None]:
         await running
     finally:
         running.remove_done_callback(look)
+
+
+@asynccontextmanager
+async def unless(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` beside the block, and cancel the block when it fails; what it raised is raised then."""
+    async with beside(work) as task, cancelled_by(task):
+        yield

@@ -17,7 +17,7 @@ from perdure.model.task import Lane, Mode, Wait, WaitKind
 from perdure.runtime import answers, calls, live
 from perdure.runtime.call import Call
 from perdure.states import QuestionStatus, TaskStatus
-from perdure.store import admission, messages, payloads, questions, steps, task_lists
+from perdure.store import admission, instances, messages, payloads, questions, steps, task_lists
 from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
                 # On record, so that an agent that goes on without this child does so on every replay.
                 await live.fail_call(attempt, call, step, refused, begun=False)
             child_id = admitted.tasks[0].id
+        await _warn_unmanned(attempt, agent, child_id)
         await attempt.waits.until(Wait(WaitKind.CHILDREN, (child_id,), key))
         return await _take_outcome(attempt, call, step, child_id)
 
@@ -209,6 +210,20 @@ def failure(task_id: str, status: TaskStatus, error: Error | None) -> TaskFailed
             return TaskCancelled(task_id, error)
         case _:
             return TaskFailed(task_id, error)
+
+
+async def _warn_unmanned(attempt: Attempt, agent: AgentCall, child_id: str) -> None:
+    """Say that nobody lives who could run a child. It is waited for all the same: somebody may yet start who does."""
+    definition = agent.definition
+    if attempt.host.has_agent(definition.name, definition.version):
+        return
+    lease_ms = attempt.host.settings.lease_s * 1000
+    alive = await attempt.journal.read(instances.alive_with_agent, definition.name, definition.version)
+    if any(attempt.journal.store.clock.now_ms() - one.heartbeat_at < lease_ms for one in alive):
+        return
+    known = await attempt.journal.read(task_lists.outcome, child_id)
+    if known is None:
+        attempt.host.tell_unmanned(attempt, definition.name)
 
 
 async def _take_outcome(attempt: Attempt, call: Call, step: steps.NewStep, child_id: str) -> Any:

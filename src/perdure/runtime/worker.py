@@ -246,8 +246,7 @@ class Worker:
         if self._is_stopping or self._registration is None:
             return False
         task = await aio.read(self.store, tasks.get, task_id)
-        is_ours = any(name == task.agent and task.version in ("", version) for name, version in self._agents)
-        if not is_ours or self._permits.reserve(task.lane, 1) == 0:
+        if not self.has_agent(task.agent, task.version) or self._permits.reserve(task.lane, 1) == 0:
             return False
         started = 0
         try:
@@ -328,6 +327,14 @@ class Worker:
         if question.status is not QuestionStatus.OPEN:
             return
         self._news.asked(question)
+
+    def has_agent(self, name: str, version: str) -> bool:
+        """Whether tasks of an agent can run here; version "" is any."""
+        return any(name == known and version in ("", has) for known, has in self._agents)
+
+    def tell_unmanned(self, attempt: Attempt, agent: str) -> None:
+        """A child of the attempt waits for an agent that no live worker has."""
+        self._news.unmanned(attempt, agent)
 
     def stream(self, attempt: Attempt, kind: str, payload: dict[str, Any]) -> None:
         """Buffer a streamed event."""
