@@ -88,6 +88,12 @@ def sections(
     return {title: _as_far_as_readable(lines) for title, lines in found.items()}
 
 
+def stays(status: TaskStatus) -> str:
+    """That a task which has ended without a result is not taken up again, and what to do instead."""
+    word = status.replace("_", " ")
+    return f"a {word} task stays {word}: start it anew, with another key or without one"
+
+
 def needs_worker(tx: Transaction, task: Task, *, is_dead: Judge = _nobody) -> str:
     """Why a task that could go on does not: nobody lives who would. "" where somebody does, or it waits."""
     match task.status:
@@ -387,6 +393,8 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
 def moves(tx: Transaction, task: Task, *, flags: str = "", is_dead: Judge = _nobody) -> Iterator[str]:
     """The commands that move a task on, each with what it does."""
     if task.status.is_terminal:
+        if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
+            yield stays(task.status)
         return
     ways: list[tuple[str, str]] = []
     for question in open_questions(tx, task):

@@ -116,6 +116,19 @@ def test_a_failure_names_the_error_and_where_to_look(desk: Desk) -> None:
     assert (told["error_at"], told["attempts"][0]["error_at"]) == (place, place)
 
 
+def test_a_key_whose_task_has_failed_says_how_to_start_anew(desk: Desk) -> None:
+    desk.run("run", "failing", "7", "--key", "k")
+
+    again = desk.run("run", "failing", "7", "--key", "k")
+    (task,) = desk.run("ps", "--all", "--json").json["tasks"]
+
+    anew = "a failed task stays failed: start it anew, with another key or without one"
+    assert re.match(rf"…\w+ has this key, and ended .* ago; {anew}\nfailed: ValueError: boom 7 ", again.err)
+    for command in ("why", "resume"):
+        assert f"what moves it on\n  {anew}\n" in desk.run(command, task["id"]).out
+    assert "starts anew" in desk.run("run", "failing", "7", "--key", "k", "--new").err
+
+
 def test_a_failure_comes_with_its_traceback_on_standard_error(desk: Desk) -> None:
     said = desk.run_apart("run", "failing", "7")
 

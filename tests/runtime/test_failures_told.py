@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -103,6 +104,28 @@ async def test_a_secret_is_not_in_the_log(house: Theatre, caplog: pytest.LogCapt
     await failure_of(house, logs_in, args=())
 
     assert "is refused" in caplog.text
+    assert KEY not in caplog.text
+
+
+async def test_each_retry_of_a_call_and_of_a_task_is_logged_with_its_cause(
+    house: Theatre, caplog: pytest.LogCaptureFixture
+) -> None:
+    @perdure.tool(risk="low", retries=1, secret=["api_key"])
+    async def fetch(api_key: str) -> None:
+        raise ConnectionError(f"{api_key} hung up")
+
+    @perdure.agent(retries=1)
+    async def host() -> None:
+        await fetch(KEY)
+
+    await failure_of(house, host, args=())
+
+    warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    place = re.escape(f"({FILE}:{line_of(fetch, 'raise')} in fetch)")
+    call = rf"fetch of task \w+ failed; try 2 of 2 in [\d.]+ s: ConnectionError: \[secret\] hung up {place}"
+    task = rf"attempt 1 of task \w+ of agent host failed; attempt 2 begins in [\d.]+ s: ConnectionError: .* {place}"
+    assert len(warned) == 3
+    assert [bool(re.fullmatch(one, said)) for one, said in zip([call, task, call], warned, strict=True)] == [True] * 3
     assert KEY not in caplog.text
 
 

@@ -32,7 +32,7 @@ from perdure.states import TaskStatus
 from perdure.store import admission, questions, task_lists, tasks
 from perdure.store.admission import NewTask
 from perdure.store.database import Transaction
-from perdure.why import Judge, because, people_asked
+from perdure.why import Judge, because, people_asked, stays
 
 _STILL_S: Final = 10.0
 
@@ -63,7 +63,8 @@ def run(
     While it runs, other open tasks of the app go on here too, as on any worker.
     """
     if key is not None and new:
-        raise BadInput("--key names one task, and --new wants another: give one of them", field="key")
+        anew = "another key, or --new without a key, starts anew"
+        raise BadInput(f"--key names one task, and --new wants another: give one of them; {anew}", field="key")
     ours, definition = load_agent(agent, app, db)
     positional, named = read_arguments(definition, words or [])
     wanted = _wanted(definition, positional, named, key)
@@ -104,6 +105,9 @@ async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | No
     async with app:
         task, is_known = await app.perform(_admit_or_join, wanted, is_new=is_new)
         if task.status.is_terminal:
+            if task.status is not TaskStatus.COMPLETED:
+                age = phrases.duration(app.store.clock.now_ms() - (task.finished_at or 0))
+                screen.note(f"{tail(task.id)} has this key, and ended {age} ago; {stays(task.status)}")
             return await _finish(app, task.id, (), as_json=as_json)
         if is_known:
             age = phrases.duration(app.store.clock.now_ms() - task.created_at)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from perdure import ambient, codec
+from perdure import ambient, codec, phrases
 from perdure.errors import Denied, Error, Expired, NotApplied, NotSerializable, PerdureError
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step, StepKind
@@ -23,6 +24,7 @@ from perdure.store.last_words import LastWord, WordKind
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
+log = logging.getLogger(__name__)
 
 _NOTHING = Usage()
 
@@ -211,11 +213,19 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
         for index, is_final in attempt.raised(failed):
             if not is_final:
                 attempt.journal.records.run_anew(index, now_ms=attempt.journal.store.clock.now_ms())
-        await attempt.host.pause(delay_s(RetryPolicy(retries=retries), number, attempt.host.random))
+        wait_s = delay_s(RetryPolicy(retries=retries), number, attempt.host.random)
+        _log_retry(attempt, call, failed, f"try {number + 2} of {retries + 1} in {phrases.duration(wait_s * 1000)}")
+        await attempt.host.pause(wait_s)
         attempt.check()
         if call.is_dangerous:
             await attempt.host.until_may_call()
     raise AssertionError("the last try raises")
+
+
+def _log_retry(attempt: Attempt, call: Call, failed: Exception, again: str) -> None:
+    why = phrases.safe(phrases.failure(stand_ins.describe(failed, secrets=call.secrets)))
+    ids = {"task": attempt.task.id, "agent": attempt.task.agent, "attempt": attempt.task.attempt, "call": call.name}
+    log.warning("%s of task %s failed; %s: %s", call.name, attempt.task.id, again, why, extra=ids)
 
 
 def _may_repeat(attempt: Attempt, call: Call, failed: Exception, number: int, retries: int) -> bool:
