@@ -55,13 +55,16 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class AskedQuestion:
     """What is asked, of whom, and about which arguments."""
 
     row: QuestionRow
     args: Mapping[str, Any]
     evidence: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"<Question {self.id} {self.status}: {self.text}>"
 
     @property
     def id(self) -> str:
@@ -94,7 +97,7 @@ class AskedQuestion:
         return self.row.status
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Question(AskedQuestion):
     """A question, and how to settle it. A second answer changes nothing and returns the first."""
 
@@ -144,6 +147,9 @@ class TaskHandle(Generic[R]):
         self._client = client
         self._annotation = annotation
         self.id = task_id
+
+    def __repr__(self) -> str:
+        return f"<TaskHandle {self.id}>"
 
     async def result(self, *, timeout: Duration | None = None) -> R:
         """The task's result, once it has one.
@@ -225,6 +231,9 @@ class Client:
         self._settings = settings
         self._store = store
         self._is_given = store is not None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {config.shown(self.url)}>"
 
     # -- opening ---------------------------------------------------------------------------------
 
@@ -408,6 +417,10 @@ class App(Client):
         self._notify = notify
         self._worker: Worker | None = None
 
+    def __repr__(self) -> str:
+        names = ", ".join(sorted({name for name, _version in self.agents}))
+        return f"<App of {names} on {config.shown(self.url)}>"
+
     @property
     def pulses(self) -> PulseBuffer | None:
         """What tasks that run on this app stream; None while it has no worker here."""
@@ -428,7 +441,7 @@ class App(Client):
                 field="agent",
             )
         if self._worker is not None:
-            return cast("R", await self._run_on(self._worker, call, None))
+            return cast("R", await self._run_on(self._worker, call))
         news = News(flags=self.flags)
         try:
             async with self.worker(on_event=news.hear) as worker, beside(news.run()):

@@ -45,7 +45,7 @@ def flags_for(url: str) -> str:
     """
     if (named_database() is None and app_name() is not None) or _place(database_url()) == _place(url):
         return ""
-    return f" --db {shlex.quote(_without_password(url))}"
+    return f" --db {shlex.quote(shown(url))}"
 
 
 def app_name(given: str | None = None) -> str | None:
@@ -66,7 +66,8 @@ def settings(overrides: Mapping[str, object] | None = None) -> Settings:
     return found.override(env).override(overrides or {})
 
 
-def _without_password(url: str) -> str:
+def shown(url: str) -> str:
+    """A database's address without its password."""
     if _is_path(url):
         return url
     parts = urlsplit(url)

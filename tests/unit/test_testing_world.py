@@ -343,3 +343,18 @@ async def gone(thread_name: str) -> bool:
             return True
         await asyncio.sleep(0.01)
     return False
+
+
+def test_a_tool_is_given_as_itself_and_answered_with_a_word_that_means_something() -> None:
+    with pytest.raises(perdure.BadInput, match="the decorated function itself, not its name 'wire'"):
+        World(tools={"wire": lambda to: "w-1"})  # type: ignore[dict-item]  # What is wrong here.
+    with pytest.raises(perdure.BadInput, match="'yes' is no answer about a call of refund; give 'approve' or 'deny'"):
+        World(answers={refund: "yes"})
+
+
+async def test_a_play_is_shown_by_how_it_ended() -> None:
+    world = World(tools={refund: lambda order, amount: "r-1"}, answers={"entitled": True, refund: "approve"})
+
+    played = await world.play(support, "o-7")
+
+    assert repr(played) == f'<Play completed: "r-1", {len(played.commits)} commits>'

@@ -118,6 +118,9 @@ class Task(Struct, frozen=True):
     started_at: int | None
     finished_at: int | None
 
+    def __repr__(self) -> str:
+        return f"<Task {self.id} {self.agent} {self.status}>"
+
     @property
     def is_recoverable(self) -> bool:
         """True while a crash could have left the task as it is."""

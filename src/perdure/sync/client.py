@@ -71,6 +71,9 @@ class TaskHandle(Generic[R]):
         self._loop, self._twin = loop, twin
         self.id = twin.id
 
+    def __repr__(self) -> str:
+        return repr(self._twin)
+
     def result(self, *, timeout: Duration | None = None) -> R:
         """The task's result, once it has one.
 
@@ -124,6 +127,9 @@ class Client:
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None, store: Store | None = None) -> None:
         self._start_with(client.Client(url, settings=settings, store=store))
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
 
     def _start_with(self, twin: client.Client) -> None:
         self._twin = twin

@@ -15,6 +15,7 @@ from perdure.testing.ledger import Fate, Ledger
 
 _BY = "world"
 _OFTEN_ENOUGH = 10  # It never ends: said by an open question, rather than by going on for ever.
+_OF_A_CALL: Final = ("approve", "deny", True, False)
 
 
 class Nobody:
@@ -34,14 +35,19 @@ class Answers:
 
     @classmethod
     def of(cls, answers: Mapping[Tool[..., Any] | str, Answer]) -> Answers:
-        """Read what a test wrote. Raises BadInput for a key that is neither a tool nor words."""
+        """Read what a test wrote. Raises BadInput for a key that is neither tool nor words, or an answer no call takes."""
         by_tool: dict[str, Answer] = {}
         by_words: list[tuple[str, Answer]] = []
         for key, answer in answers.items():
             if isinstance(key, str):
                 by_words.append((key.casefold(), answer))
                 continue
-            by_tool[tool_of(key, "answers").name] = answer
+            name = tool_of(key, "answers").name
+            if not isinstance(answer, Verdict | Nobody) and answer not in _OF_A_CALL:
+                wanted = "'approve' or 'deny', a Verdict for a call in doubt, or NOBODY"
+                said = f"answers: {answer!r} is no answer about a call of {name}; give {wanted}"
+                raise BadInput(said, field="answers")
+            by_tool[name] = answer
         by_words.sort(key=lambda one: -len(one[0]))
         return cls(by_tool, by_words)
 
@@ -57,6 +63,8 @@ class Answers:
 def tool_of(tool: object, field: str) -> ToolDefinition:
     """What perdure knows of a tool. Raises BadInput for anything else."""
     definition = definition_of(tool)
+    if isinstance(tool, str):
+        raise BadInput(f"{field}: give the decorated function itself, not its name {tool!r}", field=field)
     if not isinstance(definition, ToolDefinition):
         raise BadInput(f"{field}: {tool!r} is no tool; decorate it with @perdure.tool", field=field)
     return definition
@@ -94,7 +102,7 @@ def _fits(question: Question, answer: Answer) -> bool:
         case QuestionKind.STEP_IN_DOUBT:
             return isinstance(answer, Verdict)
         case QuestionKind.RESUME | QuestionKind.CALL:
-            return answer in ("approve", "deny", True, False)
+            return answer in _OF_A_CALL
         case QuestionKind.ASK:
             return not isinstance(answer, Verdict)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from perdure import codec
+from perdure import codec, phrases
 from perdure.definitions import AgentCall, AgentDefinition, Startable, Tool, definition_of, returns
 from perdure.errors import BadInput, Error
 from perdure.runtime.durable import failure
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Play(Generic[R]):
     """How a play ended.
 
@@ -39,6 +39,14 @@ class Play(Generic[R]):
     death: str
     _effects: tuple[Effect, ...]
     _value: R | None
+
+    def __repr__(self) -> str:
+        told = "" if self.error is None else f": {self.error}"
+        if self.status is TaskStatus.COMPLETED:
+            told = f": {phrases.shown(self._value)}"
+        asked = f", waits for {phrases.listed(self.questions)}" if self.questions else ""
+        death = f", {self.death}" if self.death else ""
+        return f"<Play {self.status}{told}{asked}, {phrases.count(len(self.commits), 'commit')}{death}>"
 
     @property
     def result(self) -> R:
