@@ -35,7 +35,7 @@ class Answers:
 
     @classmethod
     def of(cls, answers: Mapping[Tool[..., Any] | str, Answer]) -> Answers:
-        """Read what a test wrote. Raises BadInput for a key that is neither tool nor words, or an answer no call takes."""
+        """Read what a test wrote. Raises BadInput for a key that is no tool or words, and an answer no call takes."""
         by_tool: dict[str, Answer] = {}
         by_words: list[tuple[str, Answer]] = []
         for key, answer in answers.items():
