@@ -12,7 +12,8 @@ app = perdure.App("agents.db", agents=[researcher])
 """
 
 from perdure.ambient import carry
-from perdure.client import App, Client, Page, Question, TaskHandle
+from perdure.app import App
+from perdure.client import Client, Page, Question, TaskHandle
 from perdure.definitions import Agent, AnyTool, Bound, Duration, Startable, SyncAgent, Tool, agent, tool
 from perdure.errors import (
     AmbiguousStep,

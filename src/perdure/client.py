@@ -1,13 +1,13 @@
 """Start tasks, wait for them, send to them, answer for them: what an app outside a task does.
 
-`Client` needs only a URL; `App` also knows the agents, so that it can run them in this process.
+It needs only a URL. Who also knows the agents, and so can run them in this process, is an `App` (app.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -20,17 +20,14 @@ from perdure.model.message import Message
 from perdure.model.page import Page, rows_of
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, QuestionKind
 from perdure.model.question import Question as QuestionRow
-from perdure.model.task import Lane, Task
-from perdure.news import News
+from perdure.model.task import Task
 from perdure.runtime import answers
-from perdure.runtime.blocks import beside, cancelled_by, unless
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.durable import failure, new_task
 from perdure.runtime.liveness import judge
 from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.settling import as_outcome
-from perdure.runtime.starts import agent_call, call_to_start, registry
-from perdure.runtime.worker import Worker
+from perdure.runtime.starts import agent_call, call_to_start
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import (
@@ -48,7 +45,7 @@ from perdure.store import (
 )
 from perdure.store.database import Transaction
 
-__all__ = ["App", "AskedQuestion", "Client", "Page", "Question", "TaskHandle"]
+__all__ = ["AskedQuestion", "Client", "Page", "Question", "TaskHandle"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -302,13 +299,13 @@ class Client:
         """
         call = call_to_start(agent, args, kwargs)
         admitted = await self.perform(admission.admit, [new_task(call, key=call.options.key)])
-        return self._handle(admitted.tasks[0].id, call)
+        return self.handle(admitted.tasks[0].id, call)
 
     async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:
         """Admit a batch: all or none."""
         bound = [agent_call(one.call) for one in calls]
         admitted = await self.perform(admission.admit, [new_task(one, key=one.options.key) for one in bound])
-        return [self._handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
+        return [self.handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
 
     def task(self, task_id: str, /) -> TaskHandle[Any]:
         """A handle on a task that exists."""
@@ -394,122 +391,9 @@ class Client:
         finally:
             stop()
 
-    def _handle(self, task_id: str, call: AgentCall) -> TaskHandle[Any]:
+    def handle(self, task_id: str, call: AgentCall) -> TaskHandle[Any]:
+        """The handle of a task that this call has started, whose result is of its type."""
         return TaskHandle(self, task_id, returns(call.definition.fn))
-
-
-class App(Client):
-    """What this process may run: the agents, what they need, and where their state lies."""
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        agents: Sequence[Startable[..., Any]],
-        lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
-        notify: Callable[[Any], Awaitable[None]] | None = None,
-        settings: Settings | None = None,
-        store: Store | None = None,
-    ) -> None:
-        super().__init__(url, settings=settings, store=store)
-        self.agents = registry(agents)
-        self._lifespan_of_deps = lifespan
-        self._notify = notify
-        self._worker: Worker | None = None
-
-    def __repr__(self) -> str:
-        names = ", ".join(sorted({name for name, _version in self.agents}))
-        return f"<App of {names} on {config.shown(self.url)}>"
-
-    @property
-    def pulses(self) -> PulseBuffer | None:
-        """What tasks that run on this app stream; None while it has no worker here."""
-        return None if self._worker is None else self._worker.pulses
-
-    async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an agent as a task, here, and return its result. A second run with the same key joins the first.
-
-        Raises BadInput for an agent that this app does not have, or when a child's is one that no live worker has (the
-        task is open then, and goes on once somebody has it), and what `TaskHandle.result` raises.
-        """
-        call = call_to_start(agent, args, kwargs)
-        if not any(name == call.definition.name for name, _version in self.agents):
-            known = ", ".join(sorted({name for name, _version in self.agents}))
-            raise BadInput(
-                f"this app has no agent {call.definition.name}, so nothing here would run it; it has {known}. "
-                f"Add it to App(agents=[…])",
-                field="agent",
-            )
-        if self._worker is not None:
-            return cast("R", await self._run_on(self._worker, call))
-        news = News(flags=self.flags)
-        try:
-            async with self.worker(on_event=news.hear) as worker, beside(news.run()):
-                return cast("R", await self._run_on(worker, call, news))
-        finally:
-            await self.aclose()
-
-    async def _run_on(self, worker: Worker, call: AgentCall, news: News | None = None) -> Any:
-        new = new_task(call, key=call.options.key, lane=Lane.MAIN)
-        # Nobody is told of the admission before the result, which is durable after it.
-        admitted = await aio.call_softly(self.store, admission.admit, [new])
-        (task,) = admitted.tasks
-        if news is not None:
-            news.about(task.root_session_id)
-        # A worker of the caller's own may go on with what another one has to do first: then it is only warned of.
-        async with nullcontext() if news is None else unless(news.until_unmanned(task.root_session_id)):
-            await worker.adopt(task.id)
-            return await self._handle(task.id, call).result()
-
-    @asynccontextmanager
-    async def worker(
-        self,
-        *,
-        killable: bool = False,
-        on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
-    ) -> AsyncIterator[Worker]:
-        """A worker in this process for as long as the block runs; then it hands back what it holds.
-
-        Should the worker break, the block is cancelled and what broke it raised.
-        """
-        if self._worker is not None:
-            raise BadInput("this app already runs a worker in this process", field="worker")
-        async with self._deps() as deps:
-            worker = Worker(
-                self.store,
-                list(self.agents.values()),
-                killable=killable,
-                deps=deps,
-                notify=None if self._notify is None else self._tell,
-                on_event=on_event,
-            )
-            ready = asyncio.Event()
-            running = asyncio.get_running_loop().create_task(worker.run(ready=ready))
-            waiting = asyncio.get_running_loop().create_task(ready.wait())
-            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if running.done():
-                await running
-            self._worker = worker
-            try:
-                async with cancelled_by(running):
-                    yield worker
-            finally:
-                self._worker = None
-                worker.stop()
-                await running
-
-    @asynccontextmanager
-    async def _deps(self) -> AsyncIterator[Sequence[Any]]:
-        if self._lifespan_of_deps is None:
-            yield ()
-            return
-        async with self._lifespan_of_deps() as opened:
-            yield opened if isinstance(opened, list | tuple) else (opened,)
-
-    async def _tell(self, row: QuestionRow) -> None:
-        assert self._notify is not None
-        await self._notify(await self.question(row.id))
 
 
 def _open_questions(tx: Transaction, **filters: Any) -> list[tuple[QuestionRow, Mapping[str, Any]]]:

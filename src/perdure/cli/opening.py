@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from perdure import config
-from perdure.client import App, Client
+from perdure.app import App
+from perdure.client import Client
 from perdure.definitions import AgentDefinition, ToolDefinition, definition_of
 from perdure.errors import BadInput, StoreError
 from perdure.store import sqlite_path

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from perdure import config, phrases
+from perdure.app import App
 from perdure.cli import screen
 from perdure.cli.arguments import read_arguments
 from perdure.cli.opening import load_agent, load_app
 from perdure.cli.options import AppName, Db, Json
 from perdure.cli.shapes import error_shape, plain_body, question_shape, task_shape
-from perdure.client import App
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
 from perdure.errors import BadInput
 from perdure.model.question import Question

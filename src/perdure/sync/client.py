@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from perdure import client
+from perdure import app, client
 from perdure.client import AskedQuestion, Page
 from perdure.definitions import Bound, Duration, Startable
 from perdure.model.event import Event
@@ -242,7 +242,7 @@ class App(Client):
         settings: Settings | None = None,
         store: Store | None = None,
     ) -> None:
-        self._app = client.App(
+        self._app = app.App(
             url,
             agents=agents,
             lifespan=None if lifespan is None else _in_threads(lifespan),
