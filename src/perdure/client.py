@@ -216,6 +216,11 @@ class TaskHandle(Generic[R]):
         """The task's transcript."""
         return await self._client.read(messages.listing, self.id, limit=limit)
 
+    async def checkpoint_data(self) -> Any:
+        """The state that the task saved last with `perdure.checkpoint`; None when it has saved none."""
+        found = await self._client.read(messages.checkpoints, self.id)
+        return codec.decode(found[0].state) if found else None
+
 
 class Client:
     """Talks to one database. Opened on first use; `async with` or `lifespan` closes it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.client import Client
 from perdure.clock import FakeClock
 from perdure.model.question import QuestionKind
 from perdure.model.task import Lane, Usage
@@ -33,6 +34,17 @@ def test_a_task_carries_what_recovery_needs(world: World) -> None:
     assert (task.risk, task.lane, task.execution, task.checkpoint) == ("critical", "main", "sequential", 1)
     (checkpoint,) = world.store.read(messages.checkpoints, task.id)
     assert checkpoint.state == b'{"page":3}'
+    assert (task.task_id, task.trace_id) == (task.id, task.id)
+
+
+async def test_the_data_of_a_checkpoint_is_seen_from_outside(world: World) -> None:
+    claim = world.start()
+    async with Client(store=world.store) as client:
+        before = await client.task(claim.task.id).checkpoint_data()
+        world.store.call(messages.save_checkpoint, claim.fence, packed({"page": 3}), step_key="save")
+        after = await client.task(claim.task.id).checkpoint_data()
+
+    assert (before, after) == (None, {"page": 3})
 
 
 def test_there_are_four_risks() -> None:

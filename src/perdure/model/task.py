@@ -122,6 +122,16 @@ class Task(Struct, frozen=True):
         return f"<Task {self.id} {self.agent} {self.status}>"
 
     @property
+    def task_id(self) -> str:
+        """Its id, by the name that other rows call it."""
+        return self.id
+
+    @property
+    def trace_id(self) -> str:
+        """What its trace is found by: a task has one, under its own id."""
+        return self.id
+
+    @property
     def is_recoverable(self) -> bool:
         """True while a crash could have left the task as it is."""
         return self.status.is_recoverable

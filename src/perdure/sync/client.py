@@ -118,6 +118,10 @@ class TaskHandle(Generic[R]):
         """The task's transcript."""
         return self._loop.run(lambda: self._twin.messages(limit=limit), name="task.messages")
 
+    def checkpoint_data(self) -> Any:
+        """The state that the task saved last with `perdure.checkpoint`; None when it has saved none."""
+        return self._loop.run(self._twin.checkpoint_data, name="task.checkpoint_data")
+
 
 class Client:
     """Talks to one database. Opened on first use; `with` or `close` closes it.
