@@ -190,9 +190,12 @@ class TaskHandle(Generic[R]):
     async def settle(self, step: int, verdict: Verdict[Any], *, by: str, reason: str = "") -> bool:
         """Say what became of the call on record `step`, which the task left in doubt when it ended. Moves no task.
 
-        True if this call did it, False when its outcome is known. Raises NotFound, and Refused while the task goes on.
+        True if this call did it, False when its outcome is known. Raises NotFound, Refused while the task goes on, and
+        BadInput for a result that the tool cannot have returned.
         """
         record = await self._client.read(steps.at_index, self.id, step)
+        if verdict.kind == HAPPENED:
+            answers.check_result(verdict.result, record.name, question_id=f"step {step}")
         outcome = as_outcome(verdict, tool=record.name, reason=reason)
         return await self._client.perform(ends.settle_call, self.id, step, outcome, by=by, reason=reason)
 

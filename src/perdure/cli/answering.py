@@ -148,7 +148,8 @@ def settle(
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         record = client.store.read(steps.at_index, task_id, step)
-        verdict: Verdict[Any] = Verdict(chosen, _result(result, {"tool": record.name}, app))
+        happened_with = _result(result, {"tool": record.name}, app) if happened else None
+        verdict: Verdict[Any] = Verdict(chosen, happened_with)
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
         record, given = client.store.read(steps.listing, task_id, after=step - 1, limit=1)[0]

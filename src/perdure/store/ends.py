@@ -120,6 +120,7 @@ def settle_call(
         output=payloads.keep(tx, result.output),
         ended_seq=_next_seq(tx, task_id),
         attempt=step.attempt,
+        found_out=1,
         prompt_tokens=step.prompt_tokens,
         completion_tokens=step.completion_tokens,
         cost=step.cost,
