@@ -17,12 +17,11 @@ from perdure.news import News
 from perdure.runtime.blocks import beside, cancelled_by, unless
 from perdure.runtime.durable import new_task
 from perdure.runtime.pulse import PulseBuffer
-from perdure.runtime.starts import call_to_start, registry
+from perdure.runtime.starts import admit_one, call_to_start, registry, warn_of_equal
 from perdure.runtime.worker import Worker
 from perdure.settings import Settings
 from perdure.store import (
     Store,
-    admission,
     aio,
 )
 
@@ -59,7 +58,10 @@ class App(Client):
         return None if self._worker is None else self._worker.pulses
 
     async def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an agent as a task, here, and return its result. A second run with the same key joins the first.
+        """Run an agent as a task, here, and return its result. Each run is a new task, and does everything anew.
+
+        To go on after a crash instead, give it a key: `app.run(agent.options(key="…"), …)`. A run with the key of
+        an earlier one joins it, or gets its result or its failure.
 
         Raises BadInput for an agent that this app does not have, or when a child's is one that no live worker has (the
         task is open then, and goes on once somebody has it), and what `TaskHandle.result` raises.
@@ -84,8 +86,9 @@ class App(Client):
     async def _run_on(self, worker: Worker, call: AgentCall, news: News | None = None) -> Any:
         new = new_task(call, key=call.options.key, lane=Lane.MAIN)
         # Nobody is told of the admission before the result, which is durable after it.
-        admitted = await aio.call_softly(self.store, admission.admit, [new])
+        admitted, equal = await aio.call_softly(self.store, admit_one, new)
         (task,) = admitted.tasks
+        warn_of_equal(task, equal)
         if news is not None:
             news.about(task.root_session_id)
         # A worker of the caller's own may go on with what another one has to do first: then it is only warned of.

@@ -27,7 +27,7 @@ from perdure.runtime.durable import failure, new_task
 from perdure.runtime.liveness import judge
 from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.settling import as_outcome
-from perdure.runtime.starts import agent_call, call_to_start
+from perdure.runtime.starts import admit_one, agent_call, call_to_start, warn_of_equal
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import (
@@ -155,15 +155,22 @@ class TaskHandle(Generic[R]):
         nothing in the task.
         """
         limit = None if timeout is None else seconds(timeout, "timeout")
-        async with asyncio.timeout(limit):
-            async for outcome in self._client.watch(lambda: self._client.read(task_lists.outcome, self.id)):
-                if outcome is None:
-                    continue
-                if outcome.status is not TaskStatus.COMPLETED:
-                    raise failure(self.id, outcome.status, outcome.error)
-                assert outcome.result is not None
-                return cast("R", codec.decode(outcome.result, annotation=self._annotation))
-        raise AssertionError("the watch ends with an outcome or a timeout")
+        outcome = None
+        timer = asyncio.timeout(limit)
+        try:
+            async with timer:
+                async for outcome in self._client.watch(lambda: self._client.read(task_lists.outcome, self.id)):
+                    if outcome is not None:
+                        break
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise TimeoutError(f"task {self.id} has not ended within {limit:g} s; it is still open") from None
+        assert outcome is not None
+        if outcome.status is not TaskStatus.COMPLETED:
+            raise failure(self.id, outcome.status, outcome.error)
+        assert outcome.result is not None
+        return cast("R", codec.decode(outcome.result, annotation=self._annotation))
 
     async def info(self) -> Task:
         """The task's row now."""
@@ -301,12 +308,15 @@ class Client:
     @overload
     async def start(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
     async def start(self, agent: str | Startable[..., Any], /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
-        """Admit a task and return once it is durable; it can be listed then. The same key and work join.
+        """Admit a task and return once it is durable; it can be listed then.
+
+        Without a key each start is a new task. The same key and work join: `agent.options(key="…")`.
 
         Raises KeyConflict for a key of other work, NotSerializable for arguments that cannot be stored.
         """
         call = call_to_start(agent, args, kwargs)
-        admitted = await self.perform(admission.admit, [new_task(call, key=call.options.key)])
+        admitted, equal = await self.perform(admit_one, new_task(call, key=call.options.key))
+        warn_of_equal(admitted.tasks[0], equal)
         return self.handle(admitted.tasks[0].id, call)
 
     async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:

@@ -210,6 +210,12 @@ def call_of(thing: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] |
     """A decorated function (or one that was bound already) with its arguments. Raises BadInput for anything else."""
     if isinstance(thing, Bound):
         return thing.call
+    if inspect.iscoroutine(thing):
+        thing.close()  # It is not awaited any more, and Python would warn of that instead.
+        name = thing.__name__
+        raise BadInput(
+            f"{name}(…) is a call already; give the function, then its arguments: run({name}, …)", field="agent"
+        )
     bind = getattr(thing, "bind", None)
     if definition_of(thing) is None or bind is None:
         raise BadInput(f"{called(thing)} is neither an agent nor a tool; decorate it", field="agent")

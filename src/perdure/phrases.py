@@ -132,10 +132,10 @@ def ways_to_answer(question_id: str, kind: str, *, flags: str = "") -> tuple[tup
 
 
 def way_to_answer(question_id: str, kind: str, *, flags: str = "") -> str:
-    """The commands that settle a question on one line: `perdure answer Q19 --happened | --not-happened | --give-up`."""
+    """The commands that settle a question on one line: `perdure approve Q19 | perdure deny Q19 --because "…"`."""
     match kind:
         case QuestionKind.STEP_IN_DOUBT:
-            return f"perdure answer {question_id}{flags} --happened | --not-happened | --give-up"
+            return f"perdure answer {question_id}{flags} --happened [--result JSON] | --not-happened | --give-up"
         case QuestionKind.ASK:
             return f"perdure answer {question_id}{flags} VALUE"
         case _:

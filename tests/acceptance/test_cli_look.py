@@ -162,7 +162,7 @@ def test_why_takes_any_unique_ending(desk: Desk, story: Story) -> None:
 
 def test_why_of_an_unknown_task_says_so(desk: Desk, story: Story) -> None:
     assert desk.run("why", "ZZZZZZ").code == 3
-    assert desk.run("why", "ZZZZZZ").err == "perdure: no task's id ends in ZZZZZZ\n"
+    assert desk.run("why", "ZZZZZZ").err == "perdure: no task's id ends in ZZZZZZ; `perdure ps --all` lists them\n"
 
 
 def test_why_tells_as_json_what_it_tells_in_lines(desk: Desk, story: Story) -> None:
@@ -374,6 +374,7 @@ def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
         ["approve", "Q1"],
         ["deny", "Q1", "--because", "no"],
         ["deny", "Q1"],
+        ["deny", "Q1", "--because", " "],
     ],
 )
 def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words: list[str]) -> None:
@@ -383,6 +384,16 @@ def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words:
     assert said.err.startswith("perdure: ")
     assert len(said.err.splitlines()) == 1
     assert len(desk.run("questions", "--json").json["questions"]) == 1
+
+
+def test_a_question_is_found_in_small_letters_too(desk: Desk, story: Story) -> None:
+    assert desk.run("answer", "q1", "--give-up").out.startswith("Q1 answered by ")
+
+
+def test_a_result_that_is_no_json_says_how_to_write_a_text(desk: Desk, story: Story) -> None:
+    said = desk.run("answer", "Q1", "--happened", "--result", "m-1")
+
+    assert said.err.endswith(""". For a text write '"m-1"'\n""")
 
 
 def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> None:
@@ -433,7 +444,8 @@ def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: s
 
     said = desk.run("answer", "Q1", word)
 
-    assert (said.code, said.err.startswith(f"perdure: Q1 wants a {wants}, not {shown}: ")) == (2, True)
+    assert (said.code, f" {wants}, not {shown}: " in said.err) == (2, True)
+    assert said.err.startswith("perdure: Q1 wants an int, " if wants == "int" else "perdure: Q1 wants a ")
 
 
 def test_cancel_takes_the_children_along_and_says_when_it_was_late(desk: Desk, story: Story) -> None:

@@ -215,7 +215,10 @@ def test_a_killed_run_goes_on_with_the_same_line_and_asks_about_the_call_in_doub
     resumed, waits = again.err.splitlines()[1:3]
     assert resumed.startswith("resumed writer …")
     assert "at step 4: 1 model call, 1 tool call from the record (940 tokens not bought again)" in resumed
-    assert 'did send_email(to="team@example.org", body="hello") happen?  perdure answer Q1 --happened |' in waits
+    assert (
+        'did send_email(to="team@example.org", body="hello") happen?  perdure answer Q1 --happened [--result JSON] |'
+        in waits
+    )
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert desk.run("run", "writer", "hello").out == "HELLO\n"
     assert desk.effects == ["search hello", "send team@example.org"]
@@ -289,7 +292,7 @@ def test_a_program_with_app_run_says_the_same(desk: Desk) -> None:
     heard = hear(process.stderr, "waits for you")
 
     assert heard[0].startswith("resumed writer …")
-    assert "perdure answer Q1 --happened | --not-happened | --give-up" in heard[-1]
+    assert "perdure answer Q1 --happened [--result JSON] | --not-happened | --give-up" in heard[-1]
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert finish(process) == Said(0, "HELLO\n", "")
 

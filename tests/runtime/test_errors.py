@@ -223,6 +223,7 @@ async def test_a_result_beyond_the_limit_is_one_typed_failure_that_names_size_an
 
     said = await house.play(host)
 
+    assert said.startswith("the result of give cannot be stored: ")
     assert str(limit) in said.replace(",", "")
     assert len(runs) == 1
 

@@ -208,7 +208,7 @@ async def test_a_name_with_slashes_is_no_parent(house: Theatre, cut: Cut) -> Non
     drift = await house.question()
     await drift.approve(by="ana")
 
-    assert "lies unused" in drift.text
+    assert "while step 1 lies unused: google_calendar/list(n=1)" in drift.text
     assert await task.result() == 2
 
 

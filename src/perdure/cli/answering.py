@@ -6,6 +6,7 @@ An answer counts once. Who comes second is told what was answered, by whom and w
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any
@@ -78,6 +79,8 @@ def deny(
     as_json: Json = False,
 ) -> None:
     """Say no to a question, and why."""
+    if not because.strip():
+        raise BadInput("--because is empty; give the reason, which the agent is told", field="because")
     with opened(db, app) as client:
         question_id = client.store.read(questions.find, question)
         _settle(client, question_id, questions.deny, {"by": who(by), "reason": because}, as_json=as_json)
@@ -312,7 +315,8 @@ def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
     try:
         value = None if text is None else json.loads(text)
     except ValueError as error:
-        raise BadInput(f"--result {text!r} is no JSON: {error}", field="result") from None
+        as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
+        raise BadInput(f"--result {text!r} is no JSON: {error}. For a text write {as_text}", field="result") from None
     name = config.app_name(app_name)
     tool_name = evidence.get("tool") if isinstance(evidence, dict) else None
     if name is None or not isinstance(tool_name, str):

@@ -53,7 +53,8 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return NO
         except TyperException as error:
-            return _complain(f"{error.format_message()} (--help tells more)", USAGE)
+            dash = "; write -- before arguments that begin with a dash" if _is_run_with_dash(error) else ""
+            return _complain(f"{error.format_message()}{dash} (--help tells more)", USAGE)
         except typer.Abort:
             return _complain("stopped", NO)
         except PerdureError as error:
@@ -114,6 +115,11 @@ def exit_code(error: PerdureError) -> int:
             return USAGE
         case _:
             return NO
+
+
+def _is_run_with_dash(error: TyperException) -> bool:
+    context = getattr(error, "ctx", None)
+    return context is not None and context.command.name == "run" and hasattr(error, "option_name")
 
 
 def _complain(text: str, code: int) -> int:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from perdure import config
@@ -46,7 +47,8 @@ def load_app(name: str | None, db: str | None) -> App:
     """The app that is named by flag, environment or pyproject.toml. Raises BadInput when none is, or it is no app."""
     name = config.app_name(name)
     if name is None:
-        raise BadInput("name the app: --app MODULE:APP, $PERDURE_APP, or app in [tool.perdure]", field="app")
+        ways = "--app MODULE:APP, $PERDURE_APP, or app in [tool.perdure]"
+        raise BadInput(f"name the app: {ways}", field="app")
     found = load(name)
     app = _as_app(found)
     if app is None:
@@ -58,7 +60,7 @@ def load_agent(target: str, app_name: str | None, db: str | None) -> tuple[App, 
     """An agent and the app that runs it, from MODULE:AGENT, MODULE:APP with one agent, or a name in the known app."""
     if ":" not in target:
         known = load_app(app_name, db)
-        return known, _agent_of(known, target, app_name or target)
+        return known, _agent_of(known, target, config.app_name(app_name) or "the app")
     found = load(target)
     itself = _as_app(found)
     if itself is not None:
@@ -67,7 +69,7 @@ def load_agent(target: str, app_name: str | None, db: str | None) -> tuple[App, 
     if not isinstance(agent, AgentDefinition):
         raise BadInput(f"{target} is {_kind(found)}, not an agent; decorate it with @perdure.agent", field="agent")
     app = load_app(app_name, db) if app_name is not None else _app_beside(target, agent, found, db)
-    return app, _agent_of(app, agent.name, app_name or target)
+    return app, _agent_of(app, agent.name, app_name or f"the app of {target}")
 
 
 def load(name: str) -> Any:
@@ -137,8 +139,10 @@ def _agent_of(app: App, name: str, where: str) -> AgentDefinition:
     """The version of an agent that was declared last."""
     found = [one for (known, _), one in app.agents.items() if known == name]
     if not found:
-        names = ", ".join(sorted({known for known, _ in app.agents}))
-        raise BadInput(f"the app of {where} has no agent {name}; it has {names}", field="agent")
+        names = sorted({known for known, _ in app.agents})
+        near = get_close_matches(name, names, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise BadInput(f"{where} has no agent {name}; it has {', '.join(names)}{meant}", field="agent")
     return found[-1]
 
 

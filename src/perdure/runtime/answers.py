@@ -35,7 +35,8 @@ def check_answer(value: Any, wants: str, *, question_id: str) -> None:
     annotation = _BY_WORD.get(wants, codec.ANY)
     if not is_of_type(value, annotation):
         hint = {"bool": ": say yes or no", "int": ": give a number", "float": ": give a number"}.get(wants, "")
-        raise BadInput(f"{question_id} wants a {wants}, not {phrases.shown(value)}{hint}", field="answer")
+        article = "an" if wants == "int" else "a"
+        raise BadInput(f"{question_id} wants {article} {wants}, not {phrases.shown(value)}{hint}", field="answer")
 
 
 def check_result(value: Any, tool_name: object, *, question_id: str) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from perdure import phrases
 from perdure.errors import Drift
 from perdure.model.event import EventKind
 from perdure.model.question import Question, QuestionKind
+from perdure.model.step import Step
 from perdure.runtime import live
 from perdure.runtime.call import Call
-from perdure.store import messages, questions, steps
+from perdure.store import messages, payloads, questions, steps
+from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -41,11 +44,17 @@ async def settle(attempt: Attempt, call: Call, *, parent: str, key: str, body: b
         if not unused:
             return
     recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
-    why = f"The code now makes a call that is not on record, while {recorded} of {call.name} lies unused."
+    known = "; ".join([await journal.read(_written, step) for step in unused[:3]])
+    why = f"The code now makes a call that is not on record, while {recorded} lies unused: {known}."
     if attempt.definition.drift == "error":
         raise attempt.remember(Drift(why), -1, call.risk)
     step = journal.step(call, key=key, body=body, token=journal.token_for(None))
     await _ask(attempt, call, step, parent=parent, why=why)
+
+
+def _written(tx: Transaction, step: Step) -> str:
+    """A recorded call as one would write it, with its arguments: what the new call differs from."""
+    return phrases.call(step.name, payloads.plain(tx, step.payload))
 
 
 async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str, why: str) -> None:

@@ -38,7 +38,8 @@ async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None
         try:
             stored = _as_result(attempt, value)
         except NotSerializable as refused:
-            error = refused
+            name = attempt.definition.name
+            error = NotSerializable(f"the result of {name} cannot be stored: {refused}", path=refused.path)
     if error is not None:
         await _fail(attempt, error)
         return

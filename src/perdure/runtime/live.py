@@ -128,8 +128,9 @@ async def complete_call(
     try:
         stored, value = codec.roundtrip(value, annotation=call.annotation, limit=limit)
     except NotSerializable as exc:
+        refused = NotSerializable(f"the result of {call.name} cannot be stored: {exc}", path=exc.path)
         await fail_call(
-            attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
+            attempt, call, step, refused, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
         )
     if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
         stored, value = masked, codec.decode(masked, annotation=call.annotation)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions, Startable, call_of, definition_of
 from perdure.errors import BadInput
+from perdure.model.task import Task
+from perdure.store import admission, task_lists
+from perdure.store.database import Transaction
+
+log = logging.getLogger(__name__)
 
 
 def registry(agents: Sequence[Startable[..., Any]]) -> dict[tuple[str, str], AgentDefinition]:
@@ -29,6 +35,28 @@ def call_to_start(agent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if isinstance(agent, str):
         return _by_name(agent, args, kwargs)
     return agent_call(call_of(agent, args, kwargs))
+
+
+def admit_one(tx: Transaction, new: admission.NewTask) -> tuple[admission.Admission, Task | None]:
+    """Admit a task; with it the newest open one of the same work, which without a key is another one."""
+    equal = None
+    if new.key is None:
+        equal = task_lists.newest_open_like(tx, agent=new.agent, work_digest=new.work_digest)
+    return admission.admit(tx, [new]), equal
+
+
+def warn_of_equal(task: Task, equal: Task | None) -> None:
+    """Say that a new task does what an open one is doing: more often a second start by mistake than meant."""
+    if equal is not None:
+        log.warning(
+            "task %s of agent %s does the same work as task %s, which is open: what that one has done is done again; "
+            "to join it instead, give both a key: %s.options(key=…)",
+            task.id,
+            task.agent,
+            equal.id,
+            task.agent,
+            extra={"task": task.id, "agent": task.agent, "equal": equal.id},
+        )
 
 
 def agent_call(call: object) -> AgentCall:

@@ -125,8 +125,9 @@ def find(tx: Transaction, ending: str) -> str:
     """The id of the one question that is called so or whose id ends so. Raises NotFound or BadInput."""
     ending = ending.lstrip("…")
     check_id(ending or "?", "question")
-    if tx.one(Q.get, id=ending) is not None:
-        return ending
+    for known in (ending, ending.upper()):
+        if tx.one(Q.get, id=known) is not None:
+            return known
     found = [row[0] for row in tx.all(Q.by_ending, ending=ending)] if ending else []
     if not found:
         raise NotFound(f"there is no question {ending}; `perdure questions` lists the open ones")

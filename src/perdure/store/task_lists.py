@@ -153,7 +153,7 @@ def find(tx: Transaction, ending: str) -> str:
     if exact:
         return str(exact[0])
     if not rows:
-        raise NotFound(f"no task's id ends in {ending}")
+        raise NotFound(f"no task's id ends in {ending}; `perdure ps --all` lists them")
     if len(rows) > 1:
         listed = ", ".join(row[0] for row in rows[:5])
         raise BadInput(f"{len(rows)} tasks end in {ending}: {listed}; give more characters", field="task")
