@@ -7,7 +7,7 @@ import logging
 import pytest
 
 import perdure
-from perdure.errors import BadInput
+from perdure.errors import BadInput, NotSerializable
 from tests.theatre import Theatre
 
 
@@ -23,6 +23,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_call_in_place_of_an_agent_is_refused_with_how_to_write_it(house: Theatre) -> None:
     with pytest.raises(BadInput, match=r"waits\(…\) is a call already; .*: run\(waits, …\)"):
         await perdure.App(store=house.store, agents=[waits]).run(waits("a"))  # type: ignore[arg-type]  # as by mistake
+
+
+async def test_arguments_that_cannot_be_stored_name_whose_they_are(house: Theatre) -> None:
+    with pytest.raises(NotSerializable, match="the arguments of waits cannot be stored: ") as refused:
+        await house.client.start(waits, object())  # type: ignore[arg-type]  # as by mistake
+
+    assert refused.value.path == "$.name"
 
 
 async def test_a_second_start_of_open_work_without_a_key_is_warned_of(

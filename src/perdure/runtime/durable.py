@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import codec, phrases
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
-from perdure.errors import Error, Expired, NotFound, Refused, TaskCancelled, TaskFailed, TaskTimedOut
+from perdure.errors import Error, Expired, NotFound, NotSerializable, Refused, TaskCancelled, TaskFailed, TaskTimedOut
 from perdure.model.question import QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Lane, Mode, Wait, WaitKind
@@ -171,7 +171,11 @@ def new_task(
     Raises NotSerializable with the path to what cannot be stored.
     """
     definition, options = agent.definition, agent.options
-    prompt = codec.encode(bind_arguments(definition.fn, agent.args, agent.kwargs))
+    try:
+        prompt = codec.encode(bind_arguments(definition.fn, agent.args, agent.kwargs))
+    except NotSerializable as refused:
+        message = f"the arguments of {definition.name} cannot be stored: {refused}"
+        raise NotSerializable(message, path=refused.path) from None
     if secrets:
         prompt = codec.mask(prompt, secrets)
     deadline_at = deadline_ms = None
