@@ -27,7 +27,7 @@ async def test_a_call_in_place_of_an_agent_is_refused_with_how_to_write_it(house
 
 async def test_arguments_that_cannot_be_stored_name_whose_they_are(house: Theatre) -> None:
     with pytest.raises(NotSerializable, match="the arguments of waits cannot be stored: ") as refused:
-        await house.client.start(waits, object())  # type: ignore[arg-type]  # as by mistake
+        await house.client.start(waits, object())  # type: ignore[call-overload]  # as by mistake
 
     assert refused.value.path == "$.name"
 
