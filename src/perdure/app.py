@@ -94,7 +94,7 @@ class App(Client):
         # A worker of the caller's own may go on with what another one has to do first: then it is only warned of.
         async with nullcontext() if news is None else unless(news.until_unmanned(task.root_session_id)):
             await worker.adopt(task.id)
-            return await self.handle(task.id, call).result()
+            return await self._handle(task.id, call).result()
 
     @asynccontextmanager
     async def worker(

@@ -317,13 +317,13 @@ class Client:
         call = call_to_start(agent, args, kwargs)
         admitted, equal = await self.perform(admit_one, new_task(call, key=call.options.key))
         warn_of_equal(admitted.tasks[0], equal)
-        return self.handle(admitted.tasks[0].id, call)
+        return self._handle(admitted.tasks[0].id, call)
 
     async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:
         """Admit a batch: all or none."""
         bound = [agent_call(one.call) for one in calls]
         admitted = await self.perform(admission.admit, [new_task(one, key=one.options.key) for one in bound])
-        return [self.handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
+        return [self._handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
 
     def task(self, task_id: str, /) -> TaskHandle[Any]:
         """A handle on a task that exists."""
@@ -409,8 +409,7 @@ class Client:
         finally:
             stop()
 
-    def handle(self, task_id: str, call: AgentCall) -> TaskHandle[Any]:
-        """The handle of a task that this call has started, whose result is of its type."""
+    def _handle(self, task_id: str, call: AgentCall) -> TaskHandle[Any]:
         return TaskHandle(self, task_id, returns(call.definition.fn))
 
 

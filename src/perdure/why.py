@@ -326,10 +326,8 @@ def _evidence(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
 
 
 def _health(tx: Transaction, instance: Instance, is_dead: Judge) -> str:
-    if instance.status is InstanceStatus.STOPPED:
-        return "has ended"
-    if is_dead(instance):
-        return "has died"
+    if instance.status is InstanceStatus.STOPPED or is_dead(instance):
+        return "is dead"
     if _is_gone(tx, instance, is_dead):
         return f"has been silent for {phrases.duration(tx.now - instance.heartbeat_at)}"
     return "lives"

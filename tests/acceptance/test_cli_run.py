@@ -228,9 +228,9 @@ def test_a_killed_run_is_seen_to_be_dead_at_once(desk: Desk) -> None:
     desk.run_apart("run", "writer", "hello", DIE="1")
     (task,) = desk.run("ps", "--json").json["tasks"]
 
-    assert " has died: no live worker has agent writer (last seen " in task["because"]
+    assert " is dead: no live worker has agent writer (last seen " in task["because"]
     why, resumed, doctor = (desk.run(*words) for words in (["why", task["id"]], ["resume", task["id"]], ["doctor"]))
-    assert "which has died" in why.out
+    assert "which is dead" in why.out
     assert "perdure worker MODULE:APP" in why.out
     assert resumed.code == 1
     assert "what moves it on\n  perdure worker MODULE:APP" in resumed.out

@@ -111,8 +111,8 @@ def test_a_dead_owner_is_said_to_be_dead_at_once(world: World) -> None:
     dead = world.store.read(lambda tx: why.because(tx, tasks.get(tx, claim.task.id), is_dead=lambda _: True))
     page = explain(world, claim.task.id, is_dead=lambda _: True)
 
-    assert dead.startswith("its worker (host host, pid 1) has died: no live worker has agent writer (last seen ")
-    assert "held by worker worker-0 (host host, pid 1), which has died" in page
+    assert dead.startswith("its worker (host host, pid 1) is dead: no live worker has agent writer (last seen ")
+    assert "held by the worker on host host, pid 1, which is dead" in page
     assert "perdure worker MODULE:APP" in page
     assert "not ended on worker worker-0" in page
 
@@ -125,7 +125,7 @@ def test_a_dead_owner_is_followed_by_another_worker_that_lives(world: World) -> 
         lambda tx: why.because(tx, tasks.get(tx, claim.task.id), is_dead=lambda one: one.id == world.worker.id)
     )
 
-    assert said == "its worker (host host, pid 1) has died: the next worker takes it over"
+    assert said == "its worker (host host, pid 1) is dead: the next worker takes it over"
 
 
 def test_an_answer_whose_worker_has_died_says_that_nobody_goes_on(world: World) -> None:
@@ -137,7 +137,7 @@ def test_an_answer_whose_worker_has_died_says_that_nobody_goes_on(world: World) 
 
     page = explain(world, claim.task.id, is_dead=lambda _: True)
 
-    assert f"question {question.id} is answered: its worker (host host, pid 1) has died: no live worker has " in page
+    assert f"question {question.id} is answered: its worker (host host, pid 1) is dead: no live worker has " in page
     assert "perdure worker MODULE:APP" in page
 
 

@@ -1,0 +1,243 @@
+"""The commands that decide: answer, approve, deny, settle, cancel, resume, on a database with a story."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import codec
+from perdure.model.question import QuestionKind
+from perdure.model.task import tail
+from perdure.store import instances
+from tests.acceptance.cli.conftest import Story
+from tests.command_line import Desk
+from tests.world import World, packed, timer
+
+
+def test_a_second_answer_is_told_the_first(desk: Desk, story: Story) -> None:
+    first = desk.run("answer", "Q1", "--happened", "--result", '"r-88"', "--by", "ana")
+    second = desk.run("answer", "Q1", "--give-up", "--by", "bob")
+
+    assert first.out == 'Q1 answered by ana: did refund(order="o-9", amount=120) happen?\n'
+    assert second.code == 1
+    assert second.out.startswith("Q1 was already answered by ana ")
+    assert second.out.endswith(" ago; nothing changed\n")
+    assert desk.run("ps", "--status", "pending", "--agent", "writer").out != ""
+
+
+def test_who_answered_what_and_why_is_shown_afterwards(desk: Desk, story: Story) -> None:
+    desk.run("answer", "Q1", "--happened", "--result", '"r-88"', "--by", "ana", "--because", "it is in the ledger")
+
+    pages = [desk.run(command, story.child.task.id).out for command in ("why", "show")]
+
+    for page in pages:
+        assert 'Q1 did refund(order="o-9", amount=120) happen? it happened, by ana, ' in page
+        assert ": it is in the ledger\n" in page
+    (told,) = desk.run("show", story.child.task.id, "--json").json["questions"]
+    assert (told["answer"], told["answered_by"]) == ({"verdict": "happened", "result": "r-88"}, "ana")
+
+
+def test_each_kind_of_answer_is_told_in_words(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for kind in (QuestionKind.CALL, QuestionKind.CALL, QuestionKind.ASK, QuestionKind.STEP_IN_DOUBT):
+        world.ask(claim, kind, text=f"{kind}?", step_key=f"s{len(world.rows('SELECT n FROM questions'))}")
+    desk.run("approve", "Q1", "--by", "ana")
+    desk.run("deny", "Q2", "--because", "too dear", "--by", "bob")
+    desk.run("answer", "Q3", "blue", "--by", "cleo")
+    desk.run("answer", "Q4", "--not-happened", "--anyway", "--by", "dan")
+
+    said = desk.run("why", claim.task.id).out
+
+    assert "Q1 call? approved, by ana, " in said
+    assert "Q2 call? denied, by bob, " in said and ": too dear\n" in said
+    assert 'Q3 ask? answered "blue", by cleo, ' in said
+    assert "Q4 step_in_doubt? it did not happen, to run without proof that its old worker is dead, by dan, " in said
+
+
+def test_anyway_adds_to_an_answer_that_is_stored(desk: Desk, story: Story) -> None:
+    desk.run("answer", "Q1", "--not-happened", "--by", "ana")
+
+    added = desk.run("answer", "Q1", "--not-happened", "--anyway", "--by", "bob", "--json")
+
+    assert (added.code, added.json["changed"], added.json["answered_by"]) == (0, True, "ana")
+
+
+def test_anyway_changes_nothing_where_the_answer_runs_nothing(desk: Desk, story: Story) -> None:
+    desk.run("answer", "Q1", "--happened", "--result", '"r-88"', "--by", "ana")
+
+    late = desk.run("answer", "Q1", "--not-happened", "--anyway", "--by", "bob")
+
+    assert late.code == 1
+    assert late.out.startswith("Q1 was already answered by ana ")
+    assert late.out.endswith(" ago; nothing changed\n")
+
+
+def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, story: Story) -> None:
+    task_id = story.child.task.id
+    (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
+    early = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
+    desk.run("cancel", task_id)
+
+    first = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
+    second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
+
+    assert (early.code, "has not ended" in early.err) == (1, True)
+    assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
+    assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
+    assert desk.run("effects", "--in-doubt").out == ""
+    assert desk.run("settle", task_id, str(number)).code == 2
+
+
+def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.CALL, text="may it run?", expires_at_ms=world.clock.now_ms() + 1)
+    world.ask(claim, QuestionKind.ASK, text="which?", step_key="s")
+    world.clock.advance(10)
+    world.expire()
+    world.complete(claim)
+
+    expired, cancelled = desk.run("approve", "Q1"), desk.run("answer", "Q2", "blue")
+
+    assert (expired.code, cancelled.code) == (1, 1)
+    assert "Q1 expired" in expired.out and "nobody had answered in time; nothing changed" in expired.out
+    assert "Q2 was cancelled" in cancelled.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["answer", "Q1"],
+        ["answer", "Q1", "yes"],
+        ["answer", "Q1", "--happened", "--give-up"],
+        ["answer", "Q1", "--give-up", "--result", "1"],
+        ["answer", "Q1", "--happened", "--anyway"],
+        ["answer", "Q1", "--happened", "--result", "{no json"],
+        ["approve", "Q1"],
+        ["deny", "Q1", "--because", "no"],
+        ["deny", "Q1"],
+        ["deny", "Q1", "--because", " "],
+    ],
+)
+def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words: list[str]) -> None:
+    said = desk.run(*words)
+
+    assert said.code == 2
+    assert said.err.startswith("perdure: ")
+    assert len(said.err.splitlines()) == 1
+    assert len(desk.run("questions", "--json").json["questions"]) == 1
+
+
+def test_a_question_is_found_in_small_letters_too(desk: Desk, story: Story) -> None:
+    assert desk.run("answer", "q1", "--give-up").out.startswith("Q1 answered by ")
+
+
+def test_a_result_that_is_no_json_says_how_to_write_a_text(desk: Desk, story: Story) -> None:
+    said = desk.run("answer", "Q1", "--happened", "--result", "m-1")
+
+    assert said.err.endswith(""". For a text write '"m-1"'\n""")
+
+
+def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> None:
+    claim = world.start()
+    evidence = packed({"tool": "refund", "arguments": {}})
+    world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it happen?", evidence=evidence)
+
+    refused = desk.run("answer", "Q1", "--happened", "--result", "5")
+
+    assert refused.code == 2
+    assert refused.err == "perdure: --result of refund must be str; '5' is not\n"
+    assert desk.run("answer", "Q1", "--happened", "--result", '"r-1"').code == 0
+
+
+def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=packed({"tool": "refund", "arguments": {}}))
+
+    refused = desk.run("answer", "Q1", "--happened")
+
+    assert refused.code == 2
+    assert refused.err.startswith("perdure: refund returns str: say what it returned, with --result JSON")
+    assert len(desk.run("questions", "--json").json["questions"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wants", "word", "value"),
+    [("bool", "yes", True), ("bool", "no", False), ("int", "7", 7), ("float", "1", 1.0), ("str", "7", "7"),
+     ("any", '{"a": 1}', {"a": 1}), ("any", "plain", "plain")],
+)  # fmt: skip
+def test_an_answer_is_of_the_type_that_was_asked_for(
+    desk: Desk, world: World, wants: str, word: str, value: object
+) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    assert desk.run("answer", "Q1", word, "--json").code == 0
+
+    ((stored,),) = world.rows("SELECT answer FROM questions")
+    assert codec.decode(codec.unpack(stored, lambda _: {})) == value
+
+
+@pytest.mark.parametrize(
+    ("wants", "word", "shown"),
+    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "True"), ("float", "x", '"x"')],
+)
+def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str, shown: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    said = desk.run("answer", "Q1", word)
+
+    assert (said.code, f" {wants}, not {shown}: " in said.err) == (2, True)
+    assert said.err.startswith("perdure: Q1 wants an int, " if wants == "int" else "perdure: Q1 wants a ")
+
+
+def test_cancel_takes_the_children_along_and_says_when_it_was_late(desk: Desk, story: Story) -> None:
+    done_ = desk.run("cancel", story.lead.task.id, "--because", "no longer needed", "--by", "ana")
+    late = desk.run("cancel", story.lead.task.id)
+
+    assert (done_.code, late.code) == (0, 1)
+    assert late.out.startswith(f"writer {story.lead.task.id} cancelled ")
+    assert late.out.endswith("Cancelled: no longer needed; nothing changed\n")
+    assert desk.run("questions").out == ""
+    assert desk.run("show", story.child.task.id, "--json").json["status"] == "cancelled"
+
+
+def test_resume_says_yes_to_the_open_question(desk: Desk, world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    world.recover(claim.task.id)
+
+    said = desk.run("resume", claim.task.id, "--by", "ana")
+
+    assert said.code == 0
+    assert said.out.startswith(f"approved Q1: writer {claim.task.id} is pending because ")
+
+
+def test_resume_decides_where_nobody_has_decided_yet(desk: Desk, world: World) -> None:
+    free, careful = world.start(), world.start(risk="high")
+    world.interrupt(free)
+    world.interrupt(careful)
+
+    goes_on, asks = desk.run("resume", free.task.id), desk.run("resume", careful.task.id)
+
+    assert (goes_on.code, asks.code) == (0, 1)
+    assert goes_on.out.startswith("decided auto_resume (rule resume): ")
+    assert asks.out.startswith("decided pending_confirmation (rule declared_risk): ")
+    assert "question Q1 is open" in asks.out
+
+
+def test_resume_of_a_task_that_is_not_interrupted_says_why_not(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.set_aside(claim, *timer(world.clock.now_ms() + 3_600_000))
+
+    said = desk.run("resume", claim.task.id)
+
+    assert said.code == 1
+    assert said.out.startswith(f"nothing changed: writer {claim.task.id} is waiting because it sleeps until ")
+
+
+def test_a_dead_worker_is_named_until_another_looks(desk: Desk, world: World) -> None:
+    claim = world.start()
+    seen = world.store.read(instances.get, world.worker.id)
+
+    said = desk.run("ps").out
+
+    assert f"because its worker (host {seen.host}, pid {seen.pid}) has been silent for 1 min" in said
+    assert tail(claim.task.id) in said

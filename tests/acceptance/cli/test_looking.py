@@ -1,0 +1,211 @@
+"""`perdure ps`, `why`, `show`, `questions`, `effects`, on a database with a story."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from perdure.model.question import QuestionKind
+from perdure.model.task import tail
+from tests.acceptance.cli.conftest import Story
+from tests.command_line import Desk
+from tests.world import World
+
+# -- ps -------------------------------------------------------------------------------------
+
+
+def test_every_open_task_is_listed_with_its_because(desk: Desk, story: Story) -> None:
+    said = desk.run("ps")
+
+    head, *rows = said.out.splitlines()
+    lines = {line.split()[1]: line for line in rows}
+    assert head.split() == ["AGENT", "TASK", "STATUS", "AGE", "WHY"]
+    child, lead, nightly = (tail(one) for one in (story.child.task.id, story.lead.task.id, story.nightly))
+    assert set(lines) == {child, lead, nightly}
+    assert f"because 1 of 2 children is not done: writer {child}" in lines[lead]
+    assert 'because question Q1 is open: did refund(order="o-9", amount=120) happen?  (to finance)' in lines[child]
+    assert "because no live worker has agent nightly (none ever had)" in lines[nightly]
+    assert (said.code, said.err) == (0, "")
+
+
+def test_columns_are_aligned_and_nothing_is_cut(desk: Desk, story: Story) -> None:
+    head, *lines = desk.run("ps").out.splitlines()
+
+    assert {line.index("because") for line in lines} == {head.index("WHY")}
+    assert max(map(len, lines)) > 80
+    assert not any(line.endswith(("…", "...")) for line in lines)
+
+
+def test_one_long_name_does_not_push_the_other_rows_aside(desk: Desk, world: World) -> None:
+    for agent in ("a", "b", "c", "claude-code:" + "x" * 45):
+        world.admit(agent=agent)
+
+    head, *lines = desk.run("ps").out.splitlines()
+
+    assert head.startswith("AGENT  TASK")
+    assert sorted(line.index("…") for line in lines) == [7, 7, 7, 59]
+
+
+def test_ids_are_short_though_a_task_stands_there_twice(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for number in range(2):
+        world.begin(claim, f"pay{number}", name="pay", risk="high")
+        world.ask(claim, QuestionKind.ASK, text="which?", step_key=f"ask{number}")
+
+    said = desk.run("effects").out + desk.run("questions").out
+
+    assert said.count(f"writer {tail(claim.task.id)} ") == 4
+    assert claim.task.id not in said
+
+
+def test_filters_narrow_the_list(desk: Desk, story: Story) -> None:
+    assert len(desk.run("ps", "--agent", "nightly").out.splitlines()) == 1 + 1
+    assert len(desk.run("ps", "--status", "waiting").out.splitlines()) == 1 + 2
+    assert len(desk.run("ps", "--status", "completed").out.splitlines()) == 1 + 2
+    assert len(desk.run("ps", "--all").out.splitlines()) == 1 + 5
+    assert desk.run("ps", "--status", "asleep").code == 2
+    assert desk.run("ps", "--agent", "nobody").err == "no open tasks\n"
+
+
+def test_pages_follow_each_other_without_a_gap(desk: Desk, story: Story) -> None:
+    everything = [task["id"] for task in desk.run("ps", "--json").json["tasks"]]
+    seen: list[str] = []
+    after: list[str] = []
+    while True:
+        page = desk.run("ps", "--json", "--limit", "1", *after).json
+        seen += [task["id"] for task in page["tasks"]]
+        if page["after"] is None:
+            break
+        after = ["--after", page["after"]]
+
+    assert seen == everything
+
+
+def test_a_page_says_how_to_go_on(desk: Desk, story: Story) -> None:
+    first = desk.run("ps", "--limit", "1")
+
+    assert first.err.startswith("there may be more: --after ")
+    cursor = first.err.split()[-1]
+    assert desk.run("ps", "--limit", "1", "--after", cursor).out != first.out
+
+
+# -- why, show ------------------------------------------------------------------------------
+
+
+def test_why_takes_any_unique_ending(desk: Desk, story: Story) -> None:
+    whole = desk.run("why", story.child.task.id)
+
+    assert desk.run("why", tail(story.child.task.id)) == whole
+    assert desk.run("why", story.child.task.id[-4:].lower()) == whole
+    assert "perdure answer Q1 --happened" in whole.out
+
+
+def test_why_of_an_unknown_task_says_so(desk: Desk, story: Story) -> None:
+    assert desk.run("why", "ZZZZZZ").code == 3
+    assert desk.run("why", "ZZZZZZ").err == "perdure: no task's id ends in ZZZZZZ; `perdure ps --all` lists them\n"
+
+
+def test_why_tells_as_json_what_it_tells_in_lines(desk: Desk, story: Story) -> None:
+    told = desk.run("why", story.lead.task.id, "--json").json
+
+    page = desk.run("why", story.lead.task.id).out
+    assert list(told["why"]) == ["evidence", "answers", "rule", "tried", "what_moves_it_on"]
+    for title, lines in told["why"].items():
+        section = "\n".join([title.replace("_", " "), *(f"  {line}" for line in lines)])
+        assert not lines or section in page
+    assert told["because"].startswith("1 of 2 children")
+
+
+def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
+    shown = desk.run("show", story.child.task.id).out
+
+    assert shown.startswith(f"writer {story.child.task.id} is waiting because question Q1 is open: ")
+    assert "0 model calls, 2 tool calls, 940 tokens" in shown
+    assert re.search(r"tool_call +completed +search\(", shown)  # how long a low call took is not known
+    assert "STEP  AT        KIND" in shown
+    assert "  call       writer(" in shown
+    assert "turn_started" not in shown
+    assert 'refund(amount=120, order="o-9")' in shown
+    assert "in doubt" in shown
+    assert "1 message: --messages prints it\n" in shown
+
+
+def test_show_prints_the_conversation_and_a_terminal_is_safe_from_it(desk: Desk, story: Story) -> None:
+    shown = desk.run("show", story.child.task.id, "--messages").out
+
+    assert "\\x1b[31mo-9" in shown
+    assert "\x1b" not in shown
+
+
+def test_show_at_a_step_is_as_it_was(desk: Desk, story: Story) -> None:
+    whole = desk.run("show", story.child.task.id, "--json").json
+    part = desk.run("show", story.child.task.id, "--step", "1", "--json").json
+
+    assert part["records"] == whole["records"][:2]
+    assert (part["last_step"], part["complete"], whole["complete"]) == (1, True, False)
+    assert part["transcript"] == []
+    assert len(whole["transcript"]) == 1
+    assert desk.run("show", story.child.task.id, "--step", "99").code == 2
+
+
+def test_show_of_an_ended_task_has_its_result(desk: Desk, story: Story) -> None:
+    assert desk.run("show", story.ended.task.id, "--json").json["result"] == {"answer": 42}
+    assert 'result     {"answer": 42}' in desk.run("show", story.ended.task.id).out
+
+
+# -- questions, effects ---------------------------------------------------------------------
+
+
+def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
+    head, line, rests_on, command = desk.run("questions", "--to", "finance").out.splitlines()
+
+    assert head.split() == ["ID", "TASK", "AGE", "QUESTION"]
+    assert re.fullmatch(r'Q1  writer …\S+  .* (s|min) +did refund\(order="o-9", amount=120\) happen\?', line)
+    assert "it died inside; reconcile: not listed yet" in rests_on
+    assert command == "    perdure answer Q1 --happened [--result JSON] | --not-happened | --give-up"
+    assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
+    (told,) = desk.run("questions", "--json").json["questions"]
+    assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
+
+
+def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: Story) -> None:
+    head, line = desk.run("effects", "--in-doubt").out.splitlines()
+
+    assert head.split() == ["BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "WHERE"]
+    assert 'high  refund(amount=120, order="o-9")  in doubt  writer …' in line
+    assert line.endswith("attempt 1, host host, pid 1")
+    assert desk.run("effects", "--since", "1s").err == "no calls that may have changed the world\n"
+    assert len(desk.run("effects", "--since", "1h", "--json").json["effects"]) == 1
+    assert desk.run("effects", "--since", "someday").code == 2
+
+
+def test_a_call_that_is_being_made_is_not_in_doubt(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", name="pay", risk="high")
+
+    assert "running" in desk.run("effects").out
+    assert desk.run("effects", "--in-doubt").out == ""
+
+
+@pytest.mark.parametrize("listing", ["ps", "questions", "effects"])
+def test_every_list_goes_on_where_a_page_ended(desk: Desk, world: World, listing: str) -> None:
+    claim = world.start()
+    for number in range(5):
+        world.start()
+        world.begin(claim, f"pay{number}", name="pay", risk="high")
+        world.ask(claim, QuestionKind.ASK, text=f"which {number}?", step_key=f"ask{number}")
+    name = {"ps": "tasks"}.get(listing, listing)
+    everything = desk.run(listing, "--json").json[name]
+
+    first = desk.run(listing, "--limit", "2")
+    seen, after = [], ["--limit", "2"]
+    while page := desk.run(listing, "--json", *after).json:
+        seen += page[name]
+        if page["after"] is None:
+            break
+        after = ["--limit", "2", "--after", page["after"]]
+
+    assert first.err.startswith("there may be more: --after ")
+    assert (len(everything) >= 5, seen) == (True, everything)
+    assert desk.run(listing, "--after", "x-y").code == 2
