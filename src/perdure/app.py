@@ -88,7 +88,7 @@ class App(Client):
         # Nobody is told of the admission before the result, which is durable after it.
         admitted, equal = await aio.call_softly(self.store, admit_one, new)
         (task,) = admitted.tasks
-        warn_of_equal(task, equal)
+        warn_of_equal(task, equal, self._warned_of)
         if news is not None:
             news.about(task.root_session_id)
         # A worker of the caller's own may go on with what another one has to do first: then it is only warned of.

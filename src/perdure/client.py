@@ -243,6 +243,7 @@ class Client:
         self._settings = settings
         self._store = store
         self._is_given = store is not None
+        self._warned_of: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {config.shown(self.url)}>"
@@ -316,7 +317,7 @@ class Client:
         """
         call = call_to_start(agent, args, kwargs)
         admitted, equal = await self.perform(admit_one, new_task(call, key=call.options.key))
-        warn_of_equal(admitted.tasks[0], equal)
+        warn_of_equal(admitted.tasks[0], equal, self._warned_of)
         return self._handle(admitted.tasks[0].id, call)
 
     async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:

@@ -40,6 +40,7 @@ async def test_a_second_start_of_open_work_without_a_key_is_warned_of(
     assert warnings(caplog) == []
 
     second = await house.client.start(waits, "a")
+    await house.client.start(waits, "a")
 
     (said,) = warnings(caplog)
     assert said.startswith(f"task {second.id} of agent waits does the same work as task {first.id}, which is open: ")

@@ -45,9 +45,13 @@ def admit_one(tx: Transaction, new: admission.NewTask) -> tuple[admission.Admiss
     return admission.admit(tx, [new]), equal
 
 
-def warn_of_equal(task: Task, equal: Task | None) -> None:
-    """Say that a new task does what an open one is doing: more often a second start by mistake than meant."""
-    if equal is not None:
+def warn_of_equal(task: Task, equal: Task | None, told: set[str]) -> None:
+    """Say that a new task does what an open one is doing: more often a second start by mistake than meant.
+
+    Once for each agent, as `told` remembers: where many equal ones are meant, they are started in a row.
+    """
+    if equal is not None and task.agent not in told:
+        told.add(task.agent)
         log.warning(
             "task %s of agent %s does the same work as task %s, which is open: what that one has done is done again; "
             "to join it instead, give both a key: %s.options(key=…)",
