@@ -54,7 +54,7 @@ def test_the_exit_code_tells_the_kind_of_error(error: PerdureError, code: int) -
         (["why"], 2, "Missing"),
         (["ps", "--limit", "many"], 2, "Invalid value for '--limit'"),
         (["ps", "--after", "x"], 2, "is no cursor"),
-        (["why", "X"], 3, "no task's id ends in X"),
+        (["why", "UUU"], 3, "no task's id ends in UUU"),
         (["answer", "Q9", "x"], 3, "there is no question Q9"),
         (["run", "nobody"], 2, "has no agent nobody"),
         (["run", "missing_module:agent"], 2, "there is no module missing_module"),
