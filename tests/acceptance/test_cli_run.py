@@ -241,12 +241,14 @@ def test_a_killed_run_is_seen_to_be_dead_at_once(desk: Desk) -> None:
     assert "in doubt" in desk.run("effects", "--in-doubt").out
 
 
-@pytest.mark.parametrize(("verdict", "outcome"), [("--happened", "completed"), ("--give-up", "nobody knows")])
-def test_a_settled_call_stays_with_the_attempt_that_made_it(desk: Desk, verdict: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "outcome"), [(["--happened", "--result", '"m-9"'], "completed"), (["--give-up"], "nobody knows")]
+)
+def test_a_settled_call_stays_with_the_attempt_that_made_it(desk: Desk, verdict: list[str], outcome: str) -> None:
     desk.run_apart("run", "writer", "hello", DIE="1")
     (before,) = desk.run("effects", "--json").json["effects"]
     desk.run("run", "writer", "hello")
-    desk.run("answer", "Q1", verdict)
+    desk.run("answer", "Q1", *verdict)
 
     desk.run("run", "writer", "hello")
 

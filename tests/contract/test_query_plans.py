@@ -36,6 +36,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.lock_family": "tasks_parent",
     "tasks.changed_since": "tasks_revision",
     "tasks.owned_by_generation": "tasks_recovery",
+    "tasks.newest_open_like": ("tasks_work", "tasks_(work|created)"),  # in the test all do the same work
     "tasks.overdue": "tasks_deadline",
     "tasks.interrupted": "tasks_open",
     "tasks.due_waiters": "tasks_due",

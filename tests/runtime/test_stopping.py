@@ -10,6 +10,7 @@ import pytest
 import perdure
 from perdure.runtime.attempt import Stop
 from perdure.settings import Settings
+from perdure.store import aio, tasks
 from tests.theatre import Theatre
 
 LANES = Settings(sweep_s=0.5, poll_ms=500, permits=4, main_permits=1)
@@ -180,6 +181,35 @@ async def test_a_task_claimed_while_its_worker_stops_is_handed_back_too(house: T
     assert stopped.interrupted == 0
     await house.hire(host)
     assert await task.result() == "ran"
+
+
+async def test_a_claim_under_way_when_its_worker_stops_leaves_no_task_behind(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.agent
+    async def host() -> None:
+        await asyncio.sleep(1000)
+
+    committed, told = asyncio.Event(), asyncio.Event()
+    call_softly = aio.call_softly
+
+    async def tell_late(store: Any, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
+        done = await call_softly(store, operation, *args, **kwargs)
+        if operation is tasks.claim and done:
+            committed.set()
+            await told.wait()
+        return done
+
+    monkeypatch.setattr(aio, "call_softly", tell_late)
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await committed.wait()
+    actor.worker.stop()
+    await asyncio.sleep(1)
+    told.set()
+    stopped = await actor.running
+
+    assert (house.row(task).status, stopped.handed_back) == ("pending", 1)
 
 
 async def test_a_task_seen_unowned_the_moment_it_was_handed_back_counts_as_handed_back(

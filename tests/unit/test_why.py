@@ -114,7 +114,7 @@ def test_a_dead_owner_is_said_to_be_dead_at_once(world: World) -> None:
     assert dead.startswith("its worker (host host, pid 1) is dead: no live worker has agent writer (last seen ")
     assert "held by the worker on host host, pid 1, which is dead" in page
     assert "perdure worker MODULE:APP" in page
-    assert "not ended on worker worker-0" in page
+    assert "not ended, the worker on host host, pid 1" in page
 
 
 def test_a_dead_owner_is_followed_by_another_worker_that_lives(world: World) -> None:

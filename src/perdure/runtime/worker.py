@@ -192,6 +192,9 @@ class Worker:
         for attempt in list(self.attempts.values()):
             attempt.drain()
         grace = asyncio.get_running_loop().time() + self.settings.shutdown_grace_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(grace), self._ownership:
+                pass  # A claim was under way: what it took has been started, and is handed back with the rest.
         while self._running and (left := grace - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(self._running, timeout=left)
         cut_off = list(self.attempts.values())
@@ -225,6 +228,8 @@ class Worker:
         count = 0
         try:
             async with self._ownership:
+                if self._is_stopping:
+                    return 0
                 assert self._registration is not None
                 found = await aio.call_softly(
                     self.store,
@@ -251,6 +256,8 @@ class Worker:
         started = 0
         try:
             async with self._ownership:
+                if self._is_stopping:
+                    return False
                 claim = await aio.call_softly(
                     self.store, tasks.claim_this, task_id, instance_id=self.instance_id, generation=self._generation()
                 )

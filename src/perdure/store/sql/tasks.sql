@@ -72,8 +72,7 @@ LIMIT 20
 -- The newest open task of the same agent and work, for a second `run` of the same line.
 SELECT {columns}
 FROM tasks t
-WHERE t.status IN ({set:task.open}) AND t.finished_at IS NULL AND t.agent = :agent
-    AND t.work_digest = :work_digest AND t.parent_task_id IS NULL
+WHERE t.work_digest = :work_digest AND t.finished_at IS NULL AND t.parent_task_id IS NULL AND t.agent = :agent
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT 1
 

@@ -125,6 +125,9 @@ CREATE INDEX tasks_parent ON tasks (parent_task_id, created_at) WHERE parent_tas
 CREATE INDEX tasks_revision ON tasks (root_session_id, revision);
 -- Hot statuses only, so that finished rows cost nothing.
 CREATE INDEX tasks_open ON tasks (status, created_at DESC, id DESC) WHERE finished_at IS NULL;
+-- The same work, which a second start most often means to join.
+CREATE INDEX tasks_work ON tasks (work_digest, created_at DESC, id DESC)
+    WHERE finished_at IS NULL AND parent_task_id IS NULL;
 CREATE INDEX tasks_claim ON tasks (lane, rank, n, available_at) WHERE status = {status:task.pending};
 CREATE INDEX tasks_recovery ON tasks (generation, status, deadline_at) WHERE execution_id IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (deadline_at) WHERE finished_at IS NULL AND deadline_at IS NOT NULL;
