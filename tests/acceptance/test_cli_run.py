@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import perdure.sync
 from perdure import Client
 from perdure.states import TaskStatus
 from tests.command_line import SOURCE, Desk, Said, finish, hear
@@ -348,14 +350,20 @@ def test_a_worker_tells_of_the_tasks_that_fail(desk: Desk) -> None:
     assert any('raise ValueError(f"boom {x}")' in line for line in heard)
 
 
-def test_a_worker_tells_as_json_what_it_handed_back(desk: Desk) -> None:
+def test_a_worker_tells_as_json_what_it_does_an_event_a_line(desk: Desk) -> None:
+    with perdure.sync.Client(str(desk.db)) as client:
+        client.start("failing", x=1)
     with desk.begin("worker", "--json") as process:
-        hear(process.stderr, "works for")
+        lines = hear(process.stdout, '"ended"')
         stopped = finish(process, signal.SIGTERM)
 
-    told = stopped.json
-    assert (told["handed_back"], told["interrupted"]) == (0, 0)
-    assert told["instance"].startswith("agt_")
+    events = [json.loads(line) for line in [*lines, *stopped.out.splitlines()]]
+    first, *_, ended, last = events
+    assert (first["event"], first["instance"]) == ("ready", last["instance"])
+    assert "failing" in first["agents"]
+    assert (ended["event"], ended["agent"], ended["status"]) == ("ended", "failing", "failed")
+    assert "boom 1" in ended["error"]
+    assert (last["event"], last["handed_back"], last["interrupted"]) == ("stopped", 0, 0)
 
 
 def test_a_second_signal_leaves_at_once(desk: Desk) -> None:

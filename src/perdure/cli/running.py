@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
@@ -77,7 +77,7 @@ def worker(
     permits: Annotated[int | None, typer.Option("--permits", min=1, help="Tasks that run at once.")] = None,
     db: Db = None,
     app_name: AppName = None,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each event.")] = False,
 ) -> None:
     """Run whatever is due for an app's agents, until stopped.
 
@@ -201,14 +201,18 @@ def _state(
 async def _work(app: App, *, as_json: bool) -> int:
     async with app:
         news = News(flags=app.flags, counts_only=True, tells_completed=sys.stderr.isatty(), say=screen.note)
+        hear = _put_event if as_json else news.hear
         stopped = asyncio.Event()
         ended: Worker | None = None
         began = 0.0
         loop = asyncio.get_running_loop()
         async with beside(news.run()):
-            async with app.worker(killable=True, on_event=news.hear) as worker, _signals(stopped.set):
-                names = ", ".join(sorted({name for name, _ in app.agents}))
-                screen.note(f"{worker.instance_id} works for {names} on {app.store.database.url}")
+            async with app.worker(killable=True, on_event=hear) as worker, _signals(stopped.set):
+                names, where = sorted({name for name, _ in app.agents}), app.store.database.url
+                if as_json:
+                    _put_event("ready", {"instance": worker.instance_id, "agents": names, "database": where})
+                else:
+                    screen.note(f"{worker.instance_id} works for {', '.join(names)} on {where}")
                 await stopped.wait()
                 began, ended = loop.time(), worker
                 worker.stop()
@@ -216,11 +220,15 @@ async def _work(app: App, *, as_json: bool) -> int:
         took_s = loop.time() - began
         if as_json:
             said = {"handed_back": handed_back, "interrupted": interrupted, "seconds": round(took_s, 3)}
-            screen.put_json({"instance": ended.instance_id, **said})
+            _put_event("stopped", {"instance": ended.instance_id, **said})
         else:
             took = phrases.duration(took_s * 1000)
             screen.put(f"{handed_back:,} handed back between two steps, {interrupted:,} interrupted ({took})")
         return 0
+
+
+def _put_event(what: str, facts: Mapping[str, Any]) -> None:
+    screen.put_json({"event": what, **facts}, lines=True)
 
 
 @asynccontextmanager

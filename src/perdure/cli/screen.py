@@ -61,10 +61,12 @@ def put_result(value: Json) -> None:
         sys.stdout.write(text + "\n")
 
 
-def put_json(value: object) -> None:
-    """Print one JSON value."""
+def put_json(value: object, *, lines: bool = False) -> None:
+    """Print one JSON value; `lines`: on a line of its own, for whoever reads along."""
     on_terminal = sys.stdout.isatty()
-    sys.stdout.write(json.dumps(value, ensure_ascii=on_terminal, indent=2 if on_terminal else None) + "\n")
+    indent = 2 if on_terminal and not lines else None
+    sys.stdout.write(json.dumps(value, ensure_ascii=on_terminal, indent=indent) + "\n")
+    sys.stdout.flush()
 
 
 def put_rows(
