@@ -15,6 +15,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -161,6 +162,7 @@ class Attempt:
         self._call_closed = asyncio.Event()
         self._stand_ins: dict[int, tuple[BaseException, int, bool]] = {}
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
 
     # -- the life of an attempt ---------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class Attempt:
 
     def open_call(self, call: Call) -> None:
         """A call begins that is not answered from a record."""
-        self._open_calls[call] = asyncio.current_task()
+        self._open_calls[call] = asyncio.current_task(self._loop)
 
     def close_call(self, call: Call) -> None:
         """The call has ended, in whatever way."""
@@ -373,11 +375,8 @@ class Attempt:
 
     @property
     def is_on_loop(self) -> bool:
-        """Whether the caller is on the attempt's event loop."""
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
+        """Whether the caller is on the attempt's event loop, which no other loop can run inside."""
+        return threading.get_ident() == self._thread
 
     def block_on(self, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """From a thread of the attempt: run a coroutine on its loop and wait. Raises Suspend or Cancelled."""

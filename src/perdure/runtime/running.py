@@ -157,26 +157,29 @@ def usage_told(scope: ambient.Scope, value: Any) -> Usage:
 def usage_of(value: Any) -> Usage:
     """Token counts as model clients give them: `.usage` or `["usage"]`, under either pair of names. Never fails."""
     try:
-        usage = _reader(value)("usage")
+        usage = _member(value, "usage")
         if usage is None or isinstance(usage, str | int | float) or callable(usage):
             return _NOTHING
-        read = _reader(usage)
-        return Usage(_count(read, "prompt_tokens", "input_tokens"), _count(read, "completion_tokens", "output_tokens"))
+        bought, made = (
+            _count(usage, "prompt_tokens", "input_tokens"),
+            _count(usage, "completion_tokens", "output_tokens"),
+        )
+        return Usage(bought, made)
     except Exception:  # noqa: BLE001  # A result's property may raise anything, and says nothing of usage then.
         return _NOTHING
 
 
-def _reader(value: Any) -> Callable[[str], Any]:
-    """How a member of it is read by name: a key or an attribute, None where it has none."""
-    if type(value) is dict or isinstance(value, Mapping):  # A dict at once: to ask the abstract class takes longer.
-        get: Callable[[str], Any] = value.get
-        return get
-    return lambda name: getattr(value, name, None)
+def _member(holder: Any, name: str) -> Any:
+    """A member by its name, a key or an attribute; None where there is none."""
+    # A dict at once: to ask the abstract class takes longer.
+    if type(holder) is dict or isinstance(holder, Mapping):
+        return holder.get(name)
+    return getattr(holder, name, None)
 
 
-def _count(read: Callable[[str], Any], *names: str) -> int:
+def _count(usage: Any, *names: str) -> int:
     for name in names:
-        found = read(name)
+        found = _member(usage, name)
         if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
             return min(found, (1 << 63) - 1)
     return 0

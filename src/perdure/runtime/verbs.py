@@ -59,7 +59,8 @@ class Verb:
             # A decorated tool knows its risk better than the verb does.
             tool = cast("definitions.AnyTool", fn) if self.key is None else cast("Any", fn).options(key=self.key)
             return await _perform(attempt, call_of(tool, args, kwargs))
-        name = codec.mask_text(name, ambient.secrets())
+        if secrets := ambient.secrets():
+            name = codec.mask_text(name, secrets)
         described = from_function(self.kind, fn, args, kwargs, name=name, risk=self.risk, key=self.key)
         return await calls.perform(attempt, described)
 
