@@ -68,7 +68,7 @@ def tell(tx: Transaction) -> None:
 
 
 """
-_WRITTEN = "notes=notes, risk_seen=journal.risk_seen\n        )\n"
+_WRITTEN = "            attempt.outcome = TaskStatus.COMPLETED, None\n"
 _SPEND = (
     "    if question_id is not None:\n        tx.run(K.spend, id=question_id)\n    return Written(count - 1, seq)\n"
 )
@@ -85,7 +85,7 @@ BUGS: Final = (
         _POWER,
         (
             Patch("store/sqlite.py", 'execute("PRAGMA synchronous = FULL")', 'execute("PRAGMA synchronous = NORMAL")'),
-            Patch("store/sqlite.py", 'connection.pragma("synchronous") != 2', 'connection.pragma("synchronous") != 1'),
+            Patch("store/sqlite_file.py", 'pragma("synchronous") != 2', 'pragma("synchronous") != 1'),
         ),
     ),
     Bug(
@@ -130,7 +130,7 @@ BUGS: Final = (
         (
             Patch("store/ends.py", _EMIT, "    LATE.append((proof.n, proof.event_seq, TASK.event(verb)))\n"),
             Patch("store/ends.py", "DEADLINE_EXCEEDED =", f"{_TELL}DEADLINE_EXCEEDED ="),
-            Patch("runtime/endings.py", _WRITTEN, f"{_WRITTEN}        await _write(attempt, ends.tell)\n"),
+            Patch("runtime/endings.py", _WRITTEN, f"{_WRITTEN}            await _write(attempt, ends.tell)\n"),
         ),
     ),
     Bug(
@@ -152,8 +152,8 @@ BUGS: Final = (
         "recovers without compare-and-set",
         contract("test_recovery.py::test_a_second_pass_finds_nothing"),
         (
-            Patch("store/recovery.py", "if place is None or place[3] != TaskStatus.INTERRUPTED:", "if place is None:"),
-            Patch("store/recovery.py", "if task.status is not TaskStatus.INTERRUPTED or questions", "if questions"),
+            Patch("store/recovery.py", "if status != TaskStatus.INTERRUPTED:", "if not status:"),
+            Patch("store/recovery.py", "if task.status is not TaskStatus.INTERRUPTED or seen", "if seen"),
             Patch("store/sql/tasks.sql", f"{_RECOVER} AND status IN ({{from:recover}})\n", f"{_RECOVER}\n"),
         ),
     ),
