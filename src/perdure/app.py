@@ -20,10 +20,7 @@ from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.starts import admit_one, call_to_start, registry, warn_of_equal
 from perdure.runtime.worker import Worker
 from perdure.settings import Settings
-from perdure.store import (
-    Store,
-    aio,
-)
+from perdure.store import Store, aio
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,6 +17,7 @@ from perdure.errors import StoreBusy, StoreClosed, StoreFull
 from perdure.settings import Settings
 from perdure.store import Store, open_store
 from perdure.store.database import ThreadWaiter
+from perdure.store.sqlite_file import is_empty
 from perdure.store.writer_lock import WriterLock
 from tests.children import Script, run_together
 from tests.rows import keys, put, put_body, put_twice
@@ -199,3 +200,21 @@ def _fill(filler: Path) -> None:
                 file.write(bytes(4096))
         except OSError:
             return  # Full, as it should be.
+
+
+def test_a_file_that_is_made_ours_between_two_looks_is_no_strangers(tmp_path: Path) -> None:
+    path = str(tmp_path / "agents.db")
+    maker, looker = apsw.Connection(path), apsw.Connection(path)
+    maker.execute("PRAGMA journal_mode = WAL")
+
+    def make_it_ours(_cursor: apsw.Cursor, sql: str, _values: object) -> bool:
+        if "sqlite_schema" in sql:
+            maker.pragma("application_id", 0x70657264)
+            maker.execute("CREATE TABLE tasks (n)")
+        return True
+
+    looker.exec_trace = make_it_ours
+
+    assert is_empty(looker)
+    looker.exec_trace = None
+    assert not is_empty(looker)

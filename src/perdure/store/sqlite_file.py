@@ -32,9 +32,15 @@ def prepare_file(connection: apsw.Connection, *, in_memory: bool) -> None:
 
 def is_empty(connection: apsw.Connection) -> bool:
     """Whether the file is nobody's yet. Raises Damaged when it is somebody else's."""
-    found = connection.pragma("application_id")
+    # One snapshot: between two looks another process may make the file ours.
+    connection.execute("BEGIN")
+    try:
+        found = connection.pragma("application_id")
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    finally:
+        connection.execute("ROLLBACK")
     if found not in (0, _APPLICATION_ID):
         raise Damaged(f"this SQLite file belongs to another program (application id {found}); it was left unchanged")
-    if found == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
+    if found == 0 and tables != [(0,)]:
         raise Damaged("this SQLite file holds another program's tables; it was left unchanged. Name another file.")
     return bool(found == 0)
