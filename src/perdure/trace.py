@@ -55,6 +55,21 @@ class Occurrences:
         counts[call] = number + 1
         return number
 
+    def go_on_after(self, keys: Iterable[str]) -> None:
+        """Calls at the top that were made before: the next equal one is another call, and not one of these again."""
+        counts = self._counts[ROOT]
+        for key in keys:
+            head, _, number = key.rpartition("#")
+            match key[:1]:
+                case "=":
+                    name, _, digest = head[1:].rpartition(":")
+                    call = (name, digest)
+                case "@":
+                    call = ("", f"{ROOT}{head}")
+                case _:
+                    continue  # Made inside another call, whose own number tells it apart.
+            counts[call] = max(counts.get(call, 0), int(number) + 1)
+
     def restart(self, parent: str) -> None:
         """The call with this key begins anew: the calls inside it are counted from 0 again."""
         self._counts.pop(parent, None)
@@ -114,11 +129,13 @@ class Records:
         """Whether there are any."""
         return bool(self._unused) and bool(self._unused.get((scope_under(parent), name)))
 
-    def use_before(self, step_index: int) -> None:
-        """The agent went on from a checkpoint: what was recorded before it is not asked for again."""
-        for key, step in self._by_key.items():
-            if step.step_index < step_index and not step.is_in_doubt:
+    def use_before(self, step_index: int) -> list[str]:
+        """The agent goes on from a checkpoint: what was recorded before it is not asked for again. Its keys."""
+        before = [key for key, step in self._by_key.items() if step.step_index < step_index]
+        for key in before:
+            if not self._by_key[key].is_in_doubt:
                 self.use(key)
+        return before
 
     def unused(self) -> Iterator[Step]:
         """Every record that no call has asked for."""

@@ -142,15 +142,19 @@ async def checkpoint(state: Any, /) -> None:
 
 
 async def last_checkpoint() -> Any:
-    """The newest state saved before this attempt, else None. What was recorded before it then counts as used."""
+    """The newest state saved before this attempt, else None.
+
+    The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
+    a new call.
+    """
     attempt = here()
     if attempt is None or attempt.task.checkpoint is None:
         return None
-    for found in await attempt.journal.read(messages.checkpoints, attempt.task.id, limit=1000):
-        if found.number == attempt.task.checkpoint:
-            attempt.journal.records.use_before(found.at_step)
-            return codec.decode(found.state)
-    return None
+    point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
+    if point is None:
+        return None
+    attempt.journal.go_on_from(point)
+    return codec.decode(point.state)
 
 
 async def event(kind: str, payload: Any = None, /) -> None:

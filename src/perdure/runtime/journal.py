@@ -18,6 +18,7 @@ from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.call import Call
 from perdure.store import Store, Transaction, aio, steps
+from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
 
@@ -143,6 +144,10 @@ class Journal:
     def restart(self, key: str) -> None:
         """The call with this key begins anew: the calls it makes are found again from the first."""
         self._occurrences.restart(key)
+
+    def go_on_from(self, point: ResumePoint) -> None:
+        """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on."""
+        self._occurrences.go_on_after([*self.records.use_before(point.at_step), *point.told])
 
     # -- replay -----------------------------------------------------------------------------
 

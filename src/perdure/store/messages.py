@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.errors import NotFound, Refused
@@ -94,13 +94,14 @@ def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_
     row = tx.one(T.next_checkpoint, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "checkpoint")
-    n, seq, number, step_count, tool_call_id = row
+    n, seq, number, step_count, message_count, tool_call_id = row
     tx.run(
         Q.insert_checkpoint,
         task=n,
         number=number,
         step_key=step_key,
         at_step=step_count,
+        at_message=message_count,
         last_tool_call_id=tool_call_id,
         payload=payloads.keep(tx, state),
     )
@@ -112,6 +113,24 @@ def checkpoints(tx: Transaction, task_id: str, *, limit: int = 1) -> list[Checkp
     """A task's checkpoints, newest first."""
     rows = tx.all(Q.checkpoints, id=task_id, limit=limit)
     return [Checkpoint(*(*row[:4], payloads.body(tx, row[4]), row[5])) for row in rows]
+
+
+class ResumePoint(NamedTuple):
+    """Where an agent goes on from a checkpoint: its state, and what had been made and told up to it."""
+
+    state: bytes
+    at_step: int
+    told: frozenset[str]  # keys of messages and checkpoints
+
+
+def resume_point(tx: Transaction, task_id: str, number: int) -> ResumePoint | None:
+    """The point of a task's checkpoint, or None when it has none of this number."""
+    row = tx.one(Q.resume_point, id=task_id, number=number)
+    if row is None:
+        return None
+    at_step, at_message, state = row
+    told = tx.all(Q.told_before, id=task_id, number=number, at_message=at_message)
+    return ResumePoint(payloads.body(tx, state), at_step, frozenset(key for (key,) in told))
 
 
 # -- deliveries -----------------------------------------------------------------------------

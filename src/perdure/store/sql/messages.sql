@@ -30,8 +30,8 @@ ORDER BY m.seq
 LIMIT :limit
 
 -- name: insert_checkpoint
-INSERT INTO checkpoints (task, number, step_key, at_step, last_tool_call_id, payload, created_at)
-VALUES (:task, :number, :step_key, :at_step, :last_tool_call_id, :payload, {now})
+INSERT INTO checkpoints (task, number, step_key, at_step, at_message, last_tool_call_id, payload, created_at)
+VALUES (:task, :number, :step_key, :at_step, :at_message, :last_tool_call_id, :payload, {now})
 
 -- name: checkpoint_by_key
 SELECT c.number
@@ -46,6 +46,24 @@ JOIN tasks t ON t.n = c.task
 WHERE t.id = :id
 ORDER BY c.number DESC
 LIMIT :limit
+
+-- name: resume_point
+SELECT c.at_step, c.at_message, c.payload
+FROM checkpoints c
+JOIN tasks t ON t.n = c.task
+WHERE t.id = :id AND c.number = :number
+
+-- name: told_before
+-- Keys of what was told up to a checkpoint, itself too.
+SELECT m.step_key
+FROM messages m
+JOIN tasks t ON t.n = m.task
+WHERE t.id = :id AND m.seq < :at_message AND m.step_key IS NOT NULL
+UNION ALL
+SELECT c.step_key
+FROM checkpoints c
+JOIN tasks t ON t.n = c.task
+WHERE t.id = :id AND c.number <= :number
 
 -- name: delivery_by_key
 SELECT d.id, t.id, d.name, d.key, d.payload, d.sent_at, d.step_key

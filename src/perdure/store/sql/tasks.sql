@@ -463,7 +463,7 @@ RETURNING n, message_count, step_count
 UPDATE tasks
 SET checkpoint = coalesce(checkpoint, 0) + 1, event_seq = event_seq + 1, updated_at = {now}
 WHERE id = :id AND status IN ({from:complete}) AND {owned}
-RETURNING n, event_seq, checkpoint, step_count, last_tool_call_id
+RETURNING n, event_seq, checkpoint, step_count, message_count, last_tool_call_id
 
 -- name: insert_attempt
 INSERT INTO attempts (execution_id, task, number, instance_id, generation, status, started_at)

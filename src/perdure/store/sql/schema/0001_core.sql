@@ -251,6 +251,7 @@ CREATE TABLE checkpoints (
     number {int} NOT NULL CHECK (number >= 1),
     step_key {text} NOT NULL,
     at_step {int} NOT NULL,
+    at_message {int} NOT NULL,
     last_tool_call_id {text},
     payload {blob} NOT NULL,
     created_at {int} NOT NULL,

@@ -1,0 +1,106 @@
+"""An agent that goes on from its last checkpoint: what it did before is done, and what it does next is new."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import perdure
+from tests.theatre import Theatre
+
+
+async def test_a_call_equal_to_one_before_the_checkpoint_is_made_anew(house: Theatre) -> None:
+    sent: list[str] = []
+    stop_after = [1, 2]
+
+    @perdure.tool
+    async def send(text: str) -> str:
+        sent.append(text)
+        return text
+
+    @perdure.tool(risk="low")
+    async def poll(url: str) -> int:  # Equal calls tell each other apart by their number alone.
+        return len(sent)
+
+    @perdure.agent
+    async def host() -> list[int]:
+        state: dict[str, Any] = await perdure.last_checkpoint() or {"i": 0, "seen": []}
+        for i in range(state["i"], 4):
+            await send("ping")
+            state["seen"].append(await poll("u"))
+            await perdure.message("assistant", "pinged")
+            await perdure.event("round", {"of": "pings"})
+            await perdure.checkpoint({"i": i + 1, "seen": state["seen"]})
+            if stop_after and i == stop_after[0]:
+                stop_after.pop(0)
+                await asyncio.sleep(1e6)
+        return list(state["seen"])
+
+    task = await house.client.start(host)
+    for rounds in (2, 3):
+        actor = await house.hire(host)
+        await house.until(lambda rounds=rounds: house.row(task).checkpoint == rounds)  # type: ignore[misc]  # bound to this round
+        house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == [1, 2, 3, 4]
+    assert sent == ["ping"] * 4
+    assert len(await task.messages()) == 4
+    assert house.kinds(task).count("round") == 4
+
+
+async def test_what_came_after_the_checkpoint_is_still_answered_by_its_record(house: Theatre) -> None:
+    sent: list[str] = []
+
+    @perdure.tool
+    async def send(text: str) -> int:
+        sent.append(text)
+        return len(sent)
+
+    @perdure.agent
+    async def host() -> list[int]:
+        done: list[int] = await perdure.last_checkpoint() or []
+        if not done:
+            done = [await send("ping")]
+            await perdure.checkpoint(done)
+        done = [*done, await send("ping")]
+        if len(house.actors) < 3:
+            await asyncio.sleep(1e6)
+        return [*done, await send("ping")]
+
+    task = await house.client.start(host)
+    for _ in range(2):
+        actor = await house.hire(host)
+        await house.until(lambda: len(sent) == 2)
+        await asyncio.sleep(1)
+        house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == [1, 2, 3]
+    assert sent == ["ping"] * 3
+
+
+async def test_a_state_equal_to_an_earlier_one_is_a_checkpoint_of_its_own(house: Theatre) -> None:
+    begun: list[Any] = []
+
+    @perdure.agent
+    async def host() -> str:
+        begun.append(await perdure.last_checkpoint())
+        if len(begun) == 1:
+            await perdure.checkpoint("A")
+            await perdure.checkpoint("B")
+            await asyncio.sleep(1e6)
+        if len(begun) == 2:
+            await perdure.checkpoint("A")
+            await asyncio.sleep(1e6)
+        return str(begun[-1])
+
+    task = await house.client.start(host)
+    for number in (2, 3):
+        actor = await house.hire(host)
+        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
+        house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == "A"
+    assert begun == [None, "B", "A"]
