@@ -153,7 +153,7 @@ class PageRun:
             process.wait()
 
     def _is_inside_a_call(self) -> bool:
-        return any(self._stores(lambda store: bool(store.read(steps.effects, running=True))))
+        return any(self._stores(lambda store: any(one.is_running for one in store.read(steps.open_effects))))
 
     def _newest_task(self) -> str:
         found = [task for tasks in self._stores(lambda store: store.read(task_lists.recent)) for task in tasks]

@@ -132,7 +132,7 @@ def test_a_step_in_doubt_stays_on_record_after_the_task_has_ended(world: World) 
 
     world.fail(claim)
 
-    assert [one.step.key for one in world.store.read(steps.effects, in_doubt=True)] == ["pay"]
+    assert [(one.step.key, one.is_running) for one in world.store.read(steps.open_effects)] == [("pay", False)]
 
 
 def test_what_became_of_a_call_may_be_recorded_after_its_task_has_ended(world: World) -> None:
@@ -149,7 +149,7 @@ def test_what_became_of_a_call_may_be_recorded_after_its_task_has_ended(world: W
     step = world.store.read(steps.by_key, task.id, "pay")
     assert step is not None
     assert (step.outcome, codec.decode(step.output or b""), step.attempt) == ("completed", "r-1", 1)
-    assert world.store.read(steps.effects, in_doubt=True) == []
+    assert world.store.read(steps.open_effects) == []
     told = world.feed(task.id)[-1]
     assert (told.kind, told.payload["by"], told.payload["reason"]) == ("call_settled", "ana", "it is in the ledger")
     after = world.task(task.id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec import structs
 
 from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
 from perdure.store import payloads, questions, sessions, steps, task_lists
-from tests.world import World, packed
+from tests.world import World, new_step, packed
 
 RUN_IT = {"verdict": "not_happened", "result": None}
 
@@ -294,7 +297,28 @@ def test_a_call_that_nobody_allowed_is_no_effect(world: World) -> None:
     world.store.call(questions.deny, "Q1", by="ana", reason="no")
     world.store.call(questions.approve, "Q2", by="ana")
     world.expire()
-    for key in ("no", "yes", "late"):
-        world.record(claim, key, steps.Result(completed=False, output=packed("refused")), risk="high")
+    for key, question_id in (("no", "Q1"), ("yes", "Q2"), ("late", "Q3")):
+        failed = steps.Result(completed=False, output=packed("failed"), question_id=question_id)
+        world.record(claim, key, failed, risk="high")
 
     assert [one.step.key for one in world.store.read(steps.effects)] == ["yes"]
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_try_that_ran_is_an_effect_whatever_was_said_to_another_try_of_the_call(world: World, refused: int) -> None:
+    claim = world.start()
+    for number in (0, 1):
+        world.clock.advance(1000)
+        asked = world.ask(claim, QuestionKind.CALL, step_key="pay")
+        call: dict[str, Any] = {"risk": "medium", "try_number": number}
+        failed = steps.Result(completed=False, output=packed("failed"))
+        if number == refused:
+            world.store.call(questions.deny, asked.id, by="ana", reason="no")
+            world.record(claim, "pay", structs.replace(failed, question_id=asked.id), **call)
+        else:
+            world.store.call(questions.approve, asked.id, by="ana")
+            world.store.call(steps.begin, claim.fence, new_step("pay", **call), question_id=asked.id)
+            world.clock.advance(1000)
+            world.end_step(claim, "pay", failed, **call)
+
+    assert [one.step.try_number for one in world.store.read(steps.effects)] == [1 - refused]

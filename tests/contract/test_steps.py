@@ -405,22 +405,29 @@ def test_a_call_without_an_outcome_is_running_until_its_attempt_ends_or_somebody
     world.ask(asked, QuestionKind.STEP_IN_DOUBT, step_key="pay")
     world.interrupt(dead)
 
-    doubtful = world.store.read(steps.effects, in_doubt=True)
-    alive = world.store.read(steps.effects, running=True)
+    found = world.store.read(steps.open_effects)
 
-    assert [one.step.task_id for one in doubtful] == [asked.task.id, dead.task.id]
-    assert [one.step.task_id for one in alive] == [running.task.id]
+    assert [(one.step.task_id, one.is_running) for one in found] == [
+        (running.task.id, True),
+        (asked.task.id, False),
+        (dead.task.id, False),
+    ]
 
 
-def test_a_limit_counts_only_the_effects_that_were_asked_for(world: World) -> None:
-    world.begin(world.start(), "pay", risk="high")
-    dead = world.start()
-    world.begin(dead, "pay", risk="high")
-    world.interrupt(dead)
+def test_a_limit_counts_only_the_effects_without_an_outcome(world: World) -> None:
+    claim = world.start()
+    world.record(claim, "mail", risk="medium")
+    world.begin(claim, "look", risk="low")
+    for key in ("pay", "ship"):
+        world.clock.advance(1)
+        world.begin(claim, key, risk="high")
 
-    (doubtful,) = world.store.read(steps.effects, in_doubt=True, limit=1)
+    (first,) = world.store.read(steps.open_effects, limit=1)
+    (second,) = world.store.read(steps.open_effects, after=first.place, limit=1)
 
-    assert doubtful.step.task_id == dead.task.id
+    assert (first.step.key, second.step.key) == ("pay", "ship")
+    assert world.store.read(steps.open_effects, after=second.place) == []
+    assert world.store.read(steps.open_effects, since_ms=second.step.timestamp) == [second]
 
 
 def test_a_last_word_is_told_of_a_call_that_has_no_outcome_alone(world: World) -> None:

@@ -24,6 +24,8 @@ from perdure.store.database import Transaction
 from perdure.why import Judge, because, explain, sections
 
 _WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
+_RUNNING: Final = "running"
+_PAGE: Final = 100
 
 
 def add_to(app: typer.Typer) -> None:
@@ -265,22 +267,29 @@ class _Seen:
 
 
 def _effects(
-    tx: Transaction, /, *, in_doubt: bool, limit: int, is_dead: Judge, **filters: Any
+    tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, is_dead: Judge
 ) -> tuple[Sequence[_Seen], int]:
-    found = steps.effects(tx, in_doubt=in_doubt, limit=limit, **filters)
-    if in_doubt:
-        # A call that runs as far as the rows tell is in doubt too once its process has died.
-        running = steps.effects(tx, running=True, limit=limit, **filters)
-        found = sorted([*found, *running], key=lambda one: one.place)
-    seen = []
-    for effect in found:
-        step = effect.step
-        owner = steps.owner(tx, step.task_id, step.attempt)
-        where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
-        is_running = effect.is_running and not _has_died(tx, owner, is_dead)
-        if not (in_doubt and is_running):
-            seen.append(_Seen(effect, "running" if is_running else phrases.outcome(step), where))
+    if not in_doubt:
+        found = steps.effects(tx, since_ms=since_ms, after=after, limit=limit)
+        return [_seen(tx, effect, is_dead) for effect in found], tx.now
+    seen: list[_Seen] = []
+    # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
+    # however many such calls come first, the next page is read until this one is full.
+    while page := steps.open_effects(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
+        judged = (_seen(tx, effect, is_dead) for effect in page)
+        seen += (one for one in judged if one.outcome != _RUNNING)
+        if len(seen) >= limit or len(page) < max(limit, _PAGE):
+            break
+        after = page[-1].place
     return seen[:limit], tx.now
+
+
+def _seen(tx: Transaction, effect: steps.Effect, is_dead: Judge) -> _Seen:
+    step = effect.step
+    owner = steps.owner(tx, step.task_id, step.attempt)
+    where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
+    is_running = effect.is_running and not _has_died(tx, owner, is_dead)
+    return _Seen(effect, _RUNNING if is_running else phrases.outcome(step), where)
 
 
 def _has_died(tx: Transaction, owner: steps.Owner | None, is_dead: Judge) -> bool:

@@ -168,7 +168,7 @@ def _held_by(tx: Transaction, pid: int) -> list[str]:
 def _is_inside_a_call(tx: Transaction, pid: int) -> bool:
     """Whether a process may be inside a dangerous call now."""
     held = set(_held_by(tx, pid))
-    return any(effect.step.task_id in held for effect in steps.effects(tx, running=True, limit=1000))
+    return any(one.is_running and one.step.task_id in held for one in steps.open_effects(tx, limit=1000))
 
 
 def _nothing(_tx: Transaction) -> None:

@@ -302,21 +302,17 @@ class Effect:
     is_running: bool
 
 
-def effects(
-    tx: Transaction,
-    *,
-    since_ms: int = 0,
-    in_doubt: bool = False,
-    running: bool = False,
-    after: tuple[int, int] = (-1, 0),
-    limit: int = 100,
-) -> list[Effect]:
-    """Calls above low risk since a moment, oldest first, strictly after the place `after`.
+def effects(tx: Transaction, *, since_ms: int = 0, after: tuple[int, int] = (-1, 0), limit: int = 100) -> list[Effect]:
+    """Calls above low risk since a moment, oldest first, strictly after the place `after`."""
+    rows = tx.all(Q.effects, since=since_ms, after_at=after[0], after_n=after[1], limit=limit)
+    return [_effect(tx, row) for row in rows]
 
-    Only those in doubt, or only those that run now, if asked.
-    """
-    place = {"since": since_ms, "after_at": after[0], "after_n": after[1]}
-    rows = tx.all(Q.effects, **place, in_doubt=int(in_doubt), running=int(running), limit=limit)
+
+def open_effects(
+    tx: Transaction, *, since_ms: int = 0, after: tuple[int, int] = (-1, 0), limit: int = 100
+) -> list[Effect]:
+    """Those of them without an outcome: a live attempt is inside, or nobody knows what became of them."""
+    rows = tx.all(Q.open_effects, since=since_ms, after_at=after[0], after_n=after[1], limit=limit)
     return [_effect(tx, row) for row in rows]
 
 

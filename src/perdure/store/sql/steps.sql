@@ -88,14 +88,14 @@ LIMIT :limit
 ))
 
 -- fragment: refused
--- Nobody allowed the call, so that it never ran: its last question says so.
-(s.outcome IS NOT NULL AND COALESCE((
-    SELECT q.status
+-- Nobody allowed this try of the call, so that it never ran: the commit that wrote it whole used the refusal up. Other
+-- tries of the same call have answers of their own.
+(s.ended_at = s.timestamp AND EXISTS (
+    SELECT 1
     FROM questions q
-    WHERE q.task = s.task AND q.step_key = s.key AND q.kind = 'call'
-    ORDER BY q.n DESC
-    LIMIT 1
-), '') IN ({to:question.deny}, {to:question.expire}))
+    WHERE q.task = s.task AND q.step_key = s.key AND q.kind = 'call' AND q.spent_at = s.ended_at
+        AND q.status IN ({to:question.deny}, {to:question.expire})
+))
 
 -- name: effects
 -- Every call that may have changed the world.
@@ -105,9 +105,18 @@ JOIN tasks t ON t.n = s.task
 WHERE s.risk <> 'low' AND s.timestamp >= :since
     AND (s.timestamp, s.n) > (:after_at, :after_n)
     AND NOT {refused}
-    AND (:in_doubt = 0 OR s.outcome IS NULL AND NOT {runs_now})
-    AND (:running = 0 OR {runs_now})
 ORDER BY s.timestamp, s.n
+LIMIT :limit
+
+-- name: open_effects
+-- Those without an outcome. They are few, however many calls there were: all of them are read, by the index of these,
+-- and not in the order of the index of all (hence the sums).
+SELECT {columns}, t.agent, s.n, CASE WHEN {runs_now} THEN 1 ELSE 0 END
+FROM steps s
+JOIN tasks t ON t.n = s.task
+WHERE s.outcome IS NULL AND s.risk <> 'low' AND s.timestamp + 0 >= :since
+    AND (s.timestamp + 0, s.n) > (:after_at, :after_n)
+ORDER BY s.timestamp + 0, s.n
 LIMIT :limit
 
 -- name: owner_instance

@@ -1,0 +1,31 @@
+"""Calls in doubt as people list them: a call that runs is none, until its process has died."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.cli import looking
+from perdure.clock import FakeClock, SeededIds
+from perdure.store import MEMORY, open_store
+from tests.world import World
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_a_page_of_calls_in_doubt_is_full_however_many_calls_run_before_them(limit: int) -> None:
+    clock = FakeClock()
+    with open_store(MEMORY, clock=clock, ids=SeededIds(1)) as store:
+        world = World(store, clock)
+        alive, dead = world.new_worker(), world.new_worker()
+        for key, worker in [*((f"runs-{n}", alive) for n in range(102)), ("first", dead), ("second", dead)]:
+            clock.advance(1)
+            world.begin(world.start(worker=worker), key, risk="high")
+
+        found: list[str] = []
+        after = (-1, 0)
+        while page := store.read(
+            looking._effects, since_ms=0, in_doubt=True, after=after, limit=limit, is_dead=lambda one: one.id == dead.id
+        )[0]:
+            found += [one.effect.step.key or "" for one in page]
+            after = page[-1].effect.place
+
+    assert found == ["first", "second"]
