@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import perdure
 from perdure import errors, settings, states
@@ -62,10 +63,15 @@ def states_page() -> str:
     return "\n".join(parts)
 
 
+def number(value: Any) -> str:
+    """A setting's number as people write it: a whole one with all its digits."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
+
+
 def settings_page() -> str:
     """Every setting with its default, range and reason."""
     rows = [
-        f"| `{item.name}` | {item.default:g} | {item.metadata['low']:g} to {item.metadata['high']:g} "
+        f"| `{item.name}` | {number(item.default)} | {number(item.metadata['low'])} to {number(item.metadata['high'])} "
         f"| {item.metadata['reason']} |"
         for item in dataclasses.fields(settings.Settings)
     ]
