@@ -102,7 +102,8 @@ class TaskHandle(Generic[R]):
     def settle(self, step: int, verdict: Verdict[Any], *, by: str, reason: str = "") -> bool:
         """Say what became of the call on record `step`, which the task left in doubt when it ended. Moves no task.
 
-        True if this call did it, False when its outcome is known. Raises NotFound, and Refused while the task goes on.
+        True if this call did it, False when its outcome is known. Raises NotFound, Refused while the task goes on, and
+        BadInput for a result that the tool cannot have returned.
         """
         return self._loop.run(lambda: self._twin.settle(step, verdict, by=by, reason=reason), name="task.settle")
 
