@@ -111,7 +111,7 @@ class World:
         return self._workers[0] if self._workers else self.new_worker()
 
     def crash(self, worker: Registration) -> list[str]:
-        """The worker is gone: end its attempts. Returns the tasks that were interrupted by it."""
+        """The worker is silent: end its attempts. Returns the tasks that were interrupted by it."""
         seen = self.store.read(instances.get, worker.id)
         assert self.store.call(instances.mark_crashed, worker.id, heartbeat=seen.heartbeat)
         return self.store.call(instances.interrupt_orphans)

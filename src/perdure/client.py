@@ -211,9 +211,8 @@ class TaskHandle(Generic[R]):
         from perdure.why import explain
 
         limit = self._client.store.settings.recovery_limit
-        is_dead = judge(self._client.url)
         return await self._client.read(
-            explain, self.id, recovery_limit=limit, flags=self._client.flags, is_dead=is_dead
+            explain, self.id, recovery_limit=limit, flags=self._client.flags, judge=judge(self._client.store)
         )
 
     async def steps(self, *, limit: int = 100, after: str | None = None) -> Page[tuple[Any, Any]]:

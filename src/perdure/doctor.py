@@ -6,13 +6,13 @@ It changes nothing. The invariants themselves are queries of the store.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from perdure import phrases
 from perdure.model.instance import Instance
-from perdure.runtime.liveness import judge
+from perdure.runtime.liveness import Judge, judge
 from perdure.settings import durability_note
 from perdure.store import Store, instances, sqlite_path, task_lists
 from perdure.store.database import Row, Transaction
@@ -20,7 +20,6 @@ from perdure.store.file_health import FileHealth
 from perdure.store.file_health import examine as examine_file
 from perdure.store.health import Broken, broken, schema_version
 from perdure.version import __version__
-from perdure.why import SILENT_MS
 
 # The log is emptied at 64 MiB; much more than that means that something holds it.
 _LOG_MAX_BYTES: Final = 128 << 20
@@ -33,7 +32,7 @@ _REPORT: Final = "keep a copy of the database and report this as a bug of perdur
 MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
     "owners": ("tasks whose owner and open attempt do not belong together", _REPORT),
     "attempts": ("open attempts whose task they do not own", _REPORT),
-    "orphans": ("open attempts of workers that are gone", "start a worker: it ends them within a second"),
+    "orphans": ("open attempts of workers that are silent or dead", "start a worker: it ends them within a second"),
     "ends": ("tasks whose status and end time contradict each other", _RESTORE),
     "slots": ("ended tasks that still hold a completion slot", _REPORT),
     "questions": ("open questions about tasks that have ended", "nothing waits for them; deny them, and report this"),
@@ -79,7 +78,7 @@ def examine(store: Store) -> Report:
         health = examine_file(path)
         facts += _file_facts(health)
         findings += _file_findings(health)
-    workers, held = store.read(_workers, judge(store.database.url))
+    workers, held = store.read(_workers, judge(store))
     facts += store.read(_table_facts, workers)
     findings += _worker_findings(workers, held)
     findings += [_finding(one) for one in store.read(broken)]
@@ -159,11 +158,11 @@ class _WorkerHealth:
     dead: tuple[Instance, ...]
 
 
-def _workers(tx: Transaction, is_dead: Callable[[Instance], bool]) -> tuple[_WorkerHealth, tuple[str, ...]]:
+def _workers(tx: Transaction, judge: Judge) -> tuple[_WorkerHealth, tuple[str, ...]]:
     """The workers, and those that are dead while tasks of theirs are open."""
     alive = instances.alive(tx)
-    dead = tuple(one for one in alive if is_dead(one))
-    silent = tuple(one for one in alive if one not in dead and tx.now - one.heartbeat_at >= SILENT_MS)
+    dead = tuple(one for one in alive if judge.is_dead(one))
+    silent = tuple(one for one in alive if one not in dead and judge.is_silent(one, now_ms=tx.now))
     live = tuple(one for one in alive if one not in dead and one not in silent)
     held = [(one, len(instances.owned(tx, generation=one.generation))) for one in dead]
     rows = tuple(

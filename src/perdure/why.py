@@ -5,47 +5,38 @@ It reads and decides nothing. What recovery would do is asked of the same functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Sequence
 
 from perdure import phrases
 from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
+from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
 from perdure.store import instances, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
 
-SILENT_MS = int(Settings().lease_s * 1000)
-"""A worker whose last heartbeat is older than this is called silent here. Only for display: nothing acts on it."""
-
-Judge: TypeAlias = Callable[[Instance], bool]
-"""Says of whom it is proven that the process has died (`liveness.judge`)."""
-
+_NOBODY_DEAD = Judge()
 _SHOWN_RECORDS = 5
 _SHOWN_ATTEMPTS = 10
 _VERDICTS = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
 _START = "start one with perdure worker"
 
 
-def _nobody(_instance: Instance) -> bool:
-    return False
-
-
-def because(tx: Transaction, task: Task, *, ids: Collection[str] = (), is_dead: Judge = _nobody) -> str:
+def because(tx: Transaction, task: Task, *, ids: Collection[str] = (), judge: Judge = _NOBODY_DEAD) -> str:
     """Why a task has not ended, as a clause to follow "because"; for an ended one how it ended.
 
     `ids` are those shown beside it, so that short forms stay unique.
     """
     match task.status:
         case TaskStatus.PENDING:
-            return _pending(tx, task, ids, is_dead)
+            return _pending(tx, task, ids, judge)
         case TaskStatus.RUNNING:
-            return _running(tx, task, is_dead)
+            return _running(tx, task, judge)
         case TaskStatus.WAITING:
-            return "; ".join(_waiting(tx, task, wait, ids, is_dead) for wait in task.waiting_for)
+            return "; ".join(_waiting(tx, task, wait, ids, judge) for wait in task.waiting_for)
         case TaskStatus.IDLE | TaskStatus.SWAPPED:
             return "its session is paused"
         case TaskStatus.INTERRUPTED:
@@ -60,30 +51,30 @@ def explain(
     *,
     recovery_limit: int = Settings().recovery_limit,
     flags: str = "",
-    is_dead: Judge = _nobody,
+    judge: Judge = _NOBODY_DEAD,
 ) -> str:
     """Everything that speaks for where a task stands: cause, evidence, rule, what was tried, what moves it on.
 
     `flags` are added to the commands it names. Raises NotFound.
     """
-    page = [*_headline(tx, tasks.get(tx, task_id), is_dead)]
-    found = sections(tx, task_id, recovery_limit=recovery_limit, flags=flags, is_dead=is_dead)
+    page = [*_headline(tx, tasks.get(tx, task_id), judge)]
+    found = sections(tx, task_id, recovery_limit=recovery_limit, flags=flags, judge=judge)
     for title, lines in found.items():
         page += [title, *(f"  {line}" for line in lines)] if lines else []
     return "\n".join(page)
 
 
 def sections(
-    tx: Transaction, task_id: str, *, recovery_limit: int, flags: str = "", is_dead: Judge = _nobody
+    tx: Transaction, task_id: str, *, recovery_limit: int, flags: str = "", judge: Judge = _NOBODY_DEAD
 ) -> dict[str, list[str]]:
     """The lines of each section of that page, by its title."""
     task = tasks.get(tx, task_id)
     found = {
-        "evidence": _evidence(tx, task, is_dead),
+        "evidence": _evidence(tx, task, judge),
         "answers": answers(tx, task),
         "rule": _rules(tx, task, recovery_limit),
         "tried": _tried(tx, task),
-        "what moves it on": moves(tx, task, flags=flags, is_dead=is_dead),
+        "what moves it on": moves(tx, task, flags=flags, judge=judge),
     }
     return {title: _as_far_as_readable(lines) for title, lines in found.items()}
 
@@ -94,15 +85,15 @@ def stays(status: TaskStatus) -> str:
     return f"a {word} task stays {word}: start it anew, with another key or without one"
 
 
-def needs_worker(tx: Transaction, task: Task, *, is_dead: Judge = _nobody) -> str:
+def needs_worker(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) -> str:
     """Why a task that could go on does not: nobody lives who would. "" where somebody does, or it waits."""
     match task.status:
         case TaskStatus.PENDING:
-            return _no_worker(tx, task, is_dead)
+            return _no_worker(tx, task, judge)
         case TaskStatus.RUNNING | TaskStatus.WAITING if task.execution_id is not None:
-            return _no_worker(tx, task, is_dead) if _lost(tx, task, is_dead) else ""
+            return _no_worker(tx, task, judge) if _lost(tx, task, judge) else ""
         case TaskStatus.INTERRUPTED if not open_questions(tx, task):
-            return _no_worker(tx, task, is_dead)
+            return _no_worker(tx, task, judge)
         case _:
             return ""
 
@@ -151,7 +142,7 @@ def answers(tx: Transaction, task: Task) -> Iterator[str]:
 # -- one clause a status --------------------------------------------------------------------
 
 
-def _pending(tx: Transaction, task: Task, ids: Collection[str], is_dead: Judge) -> str:
+def _pending(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) -> str:
     if task.available_at > tx.now:
         at = f"in {phrases.duration(task.available_at - tx.now)}, at {phrases.moment(task.available_at, tx.now)}"
         last = _last_attempt(tx, task)
@@ -162,7 +153,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], is_dead: Judge) 
     asked = open_questions(tx, task)
     if asked:
         return _is_open(asked[0])
-    nobody = _no_worker(tx, task, is_dead)
+    nobody = _no_worker(tx, task, judge)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
     if any(not child.status.is_terminal for child in below):
@@ -170,10 +161,10 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], is_dead: Judge) 
     return nobody or "it is due: a worker that has its agent takes it as soon as a permit is free"
 
 
-def _no_worker(tx: Transaction, task: Task, is_dead: Judge) -> str:
+def _no_worker(tx: Transaction, task: Task, judge: Judge) -> str:
     """That no live worker can run this task; "" when one can."""
     what = f"no live worker has agent {task.agent}" + (f" in version {task.version}" if task.version else "")
-    if any(not _is_gone(tx, one, is_dead) for one in instances.alive_with_agent(tx, task.agent, task.version)):
+    if any(not _is_out(tx, one, judge) for one in instances.alive_with_agent(tx, task.agent, task.version)):
         return ""
     known = instances.last_with_agent(tx, task.agent, task.version)
     if known is None:
@@ -182,29 +173,30 @@ def _no_worker(tx: Transaction, task: Task, is_dead: Judge) -> str:
     return f"{what} (last seen {phrases.moment(beat_at, tx.now)} on host {host}): {_START}"
 
 
-def _running(tx: Transaction, task: Task, is_dead: Judge) -> str:
+def _running(tx: Transaction, task: Task, judge: Judge) -> str:
     last = _last_attempt(tx, task)
     since = "" if last is None else f" since {phrases.moment(last.started_at, tx.now)}"
     number = f" (attempt {task.attempt})" if task.attempt > 1 else ""
     owner = _instance(tx, task.instance_id)
     if owner is None:
         return f"worker {task.instance_id} runs it{since}{number}"
-    return _lost(tx, task, is_dead) or f"host {owner.host}, pid {owner.pid} runs it{since}{number}"
+    return _lost(tx, task, judge) or f"host {owner.host}, pid {owner.pid} runs it{since}{number}"
 
 
-def _lost(tx: Transaction, task: Task, is_dead: Judge) -> str:
-    """That the worker which holds a task is gone, and who takes it over; "" when it lives, or nobody holds it."""
+def _lost(tx: Transaction, task: Task, judge: Judge) -> str:
+    """That the worker which holds a task is silent or dead, and who takes it over; "" otherwise."""
     owner = _instance(tx, task.instance_id) if task.execution_id is not None else None
-    if owner is None or not _is_gone(tx, owner, is_dead):
+    if owner is None or not _is_out(tx, owner, judge):
         return ""
-    how = _health(tx, owner, is_dead)
-    next_one = _no_worker(tx, task, is_dead) or "the next worker takes it over"
+    how = _health(tx, owner, judge)
+    next_one = _no_worker(tx, task, judge) or "the next worker takes it over"
     return f"its worker (host {owner.host}, pid {owner.pid}) {how}: {next_one}"
 
 
-def _is_gone(tx: Transaction, instance: Instance, is_dead: Judge) -> bool:
-    is_out = instance.status in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
-    return is_out or tx.now - instance.heartbeat_at >= SILENT_MS or is_dead(instance)
+def _is_out(tx: Transaction, instance: Instance, judge: Judge) -> bool:
+    """Whether a worker is silent or dead."""
+    has_ended = instance.status in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
+    return has_ended or judge.is_silent(instance, now_ms=tx.now) or judge.is_dead(instance)
 
 
 def _instance(tx: Transaction, instance_id: str | None) -> Instance | None:
@@ -214,14 +206,14 @@ def _instance(tx: Transaction, instance_id: str | None) -> Instance | None:
         return None
 
 
-def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], is_dead: Judge) -> str:
+def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judge: Judge) -> str:
     match wait.kind:
         case WaitKind.CHILDREN:
-            return _children(tx, task, wait, ids, is_dead)
+            return _children(tx, task, wait, ids, judge)
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, is_dead)}"
+            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, judge)}"
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -234,17 +226,17 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], is_d
             return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
 
 
-def _goes_on(tx: Transaction, task: Task, is_dead: Judge) -> str:
+def _goes_on(tx: Transaction, task: Task, judge: Judge) -> str:
     """Who goes on with a task for which has happened what it waited for, or why nobody does."""
     if task.execution_id is not None:
-        return _lost(tx, task, is_dead) or "its worker goes on with it"
-    return _no_worker(tx, task, is_dead) or "a worker takes it up next"
+        return _lost(tx, task, judge) or "its worker goes on with it"
+    return _no_worker(tx, task, judge) or "a worker takes it up next"
 
 
-def _children(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], is_dead: Judge) -> str:
+def _children(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judge: Judge) -> str:
     found = [tasks.get(tx, key) for key in wait.keys]
     if all(child.status.is_terminal for child in found):
-        return f"its children are done: {_goes_on(tx, task, is_dead)}"
+        return f"its children are done: {_goes_on(tx, task, judge)}"
     return _not_done(found, ids)
 
 
@@ -300,15 +292,15 @@ def _as_far_as_readable(lines: Iterator[str]) -> list[str]:
     return found
 
 
-def _headline(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
-    yield standing(task, because(tx, task, is_dead=is_dead))
+def _headline(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
+    yield standing(task, because(tx, task, judge=judge))
     begun = phrases.duration(tx.now - task.created_at)
     parent = "" if task.parent_task_id is None else f", child of {task.parent_task_id}"
     deadline = "" if task.deadline_at is None else f", deadline {phrases.moment(task.deadline_at, tx.now)}"
     yield f"admitted {begun} ago in session {task.session_id}{parent}{deadline}"
 
 
-def _evidence(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
+def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
     for question in open_questions(tx, task):
         yield from _of_question(tx, question)
     first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
@@ -321,14 +313,14 @@ def _evidence(tx: Transaction, task: Task, is_dead: Judge) -> Iterator[str]:
         yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
             held_by = _instance(tx, owner.instance_id)
-            health = "is not on record" if held_by is None else _health(tx, held_by, is_dead)
+            health = "is not on record" if held_by is None else _health(tx, held_by, judge)
             yield f"  held by {_called(tx, owner.instance_id)}, which {health}"
 
 
-def _health(tx: Transaction, instance: Instance, is_dead: Judge) -> str:
-    if instance.status is InstanceStatus.STOPPED or is_dead(instance):
+def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
+    if instance.status is InstanceStatus.STOPPED or judge.is_dead(instance):
         return "is dead"
-    if _is_gone(tx, instance, is_dead):
+    if _is_out(tx, instance, judge):
         return f"has been silent for {phrases.duration(tx.now - instance.heartbeat_at)}"
     return "lives"
 
@@ -388,9 +380,12 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
         yield f"attempt {one.number} from {begun}, {ended}, {_called(tx, one.instance_id)}{why}"
 
 
-def moves(tx: Transaction, task: Task, *, flags: str = "", is_dead: Judge = _nobody) -> Iterator[str]:
+def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
     """The commands that move a task on, each with what it does."""
     if task.status.is_terminal:
+        for index, name in steps.left_in_doubt(tx, task):
+            choice = "--happened | --not-happened | --give-up"
+            yield f"perdure settle {task.id} {index} {choice}{flags}  say what became of {name}"
         if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
             yield stays(task.status)
         return
@@ -406,7 +401,7 @@ def moves(tx: Transaction, task: Task, *, flags: str = "", is_dead: Judge = _nob
         for wait in task.waiting_for:
             if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.DEAD) for key in wait.keys):
                 ways += _run_anyway(tx, task, wait, flags)
-    if needs_worker(tx, task, is_dead=is_dead):
+    if needs_worker(tx, task, judge=judge):
         ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent} goes on with it"))
         if task.parent_task_id is None:
             ways.append((f"perdure run …{flags}", "the line that began it, once more: so does that"))

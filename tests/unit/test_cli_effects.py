@@ -6,6 +6,7 @@ import pytest
 
 from perdure.cli import looking
 from perdure.clock import FakeClock, SeededIds
+from perdure.runtime.liveness import Judge
 from perdure.store import MEMORY, open_store
 from tests.world import World
 
@@ -23,7 +24,12 @@ def test_a_page_of_calls_in_doubt_is_full_however_many_calls_run_before_them(lim
         found: list[str] = []
         after = (-1, 0)
         while page := store.read(
-            looking._effects, since_ms=0, in_doubt=True, after=after, limit=limit, is_dead=lambda one: one.id == dead.id
+            looking._effects,
+            since_ms=0,
+            in_doubt=True,
+            after=after,
+            limit=limit,
+            judge=Judge(lambda one: one.id == dead.id),
         )[0]:
             found += [one.effect.step.key or "" for one in page]
             after = page[-1].effect.place

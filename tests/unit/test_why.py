@@ -12,6 +12,8 @@ from perdure.clock import FakeClock, SeededIds
 from perdure.errors import Error, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
+from perdure.runtime.liveness import Judge, judge
+from perdure.settings import Settings
 from perdure.store import MEMORY, ends, instances, open_store, questions, tasks
 from tests.world import World, packed, timer
 
@@ -33,6 +35,20 @@ def explain(world: World, task_id: str, **more: Any) -> str:
 
 def asked(world: World, task_id: str) -> tuple[Question, ...]:
     return world.store.read(why.people_asked, task_id)
+
+
+def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_it(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "look", name="look", risk="low")
+    pay, ship = (world.begin(claim, key, name=key, risk="high").step_index for key in ("pay", "ship"))
+    world.fail(claim)
+
+    page = explain(world, claim.task.id, flags=" --db x.db")
+
+    settle = f"perdure settle {claim.task.id}"
+    assert f"{settle} {pay} --happened | --not-happened | --give-up --db x.db  say what became of pay" in page
+    assert f"{settle} {ship} --happened | --not-happened | --give-up --db x.db  say what became of ship" in page
+    assert page.count(settle) == 2
 
 
 # -- one clause -----------------------------------------------------------------------------
@@ -104,12 +120,27 @@ def test_a_silent_owner_is_said_to_be_silent(world: World) -> None:
     )
 
 
+def test_a_worker_is_silent_after_the_lease_of_its_store(world: World) -> None:
+    claim = world.start()
+    world.clock.advance(100_000)
+
+    patient = explain(world, claim.task.id, judge=Judge(silent_ms=200_000))
+
+    assert "host host, pid 1 runs it since" in patient
+    assert "has been silent for " in explain(world, claim.task.id)
+
+
+def test_who_looks_knows_the_lease_of_the_store() -> None:
+    with open_store(MEMORY, settings=Settings(heartbeat_s=60, lease_s=200)) as store:
+        assert judge(store).silent_ms == 200_000
+
+
 def test_a_dead_owner_is_said_to_be_dead_at_once(world: World) -> None:
     claim = world.start()
     world.begin(claim, "pay", name="pay", risk="high")
 
-    dead = world.store.read(lambda tx: why.because(tx, tasks.get(tx, claim.task.id), is_dead=lambda _: True))
-    page = explain(world, claim.task.id, is_dead=lambda _: True)
+    dead = world.store.read(lambda tx: why.because(tx, tasks.get(tx, claim.task.id), judge=Judge(lambda _: True)))
+    page = explain(world, claim.task.id, judge=Judge(lambda _: True))
 
     assert dead.startswith("its worker (host host, pid 1) is dead: no live worker has agent writer (last seen ")
     assert "held by the worker on host host, pid 1, which is dead" in page
@@ -122,7 +153,7 @@ def test_a_dead_owner_is_followed_by_another_worker_that_lives(world: World) -> 
     world.new_worker(("writer", ""))
 
     said = world.store.read(
-        lambda tx: why.because(tx, tasks.get(tx, claim.task.id), is_dead=lambda one: one.id == world.worker.id)
+        lambda tx: why.because(tx, tasks.get(tx, claim.task.id), judge=Judge(lambda one: one.id == world.worker.id))
     )
 
     assert said == "its worker (host host, pid 1) is dead: the next worker takes it over"
@@ -135,7 +166,7 @@ def test_an_answer_whose_worker_has_died_says_that_nobody_goes_on(world: World) 
     world.store.call(questions.answer, question.id, by="ana", value=packed("yes"))
     assert because(world, claim.task.id) == f"question {question.id} is answered: its worker goes on with it"
 
-    page = explain(world, claim.task.id, is_dead=lambda _: True)
+    page = explain(world, claim.task.id, judge=Judge(lambda _: True))
 
     assert f"question {question.id} is answered: its worker (host host, pid 1) is dead: no live worker has " in page
     assert "perdure worker MODULE:APP" in page

@@ -36,6 +36,7 @@ from perdure.why import moves, needs_worker, open_questions, standing
 _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
 Because = Annotated[str, typer.Option("--because", help="The reason; the agent is told.")]
+SettledBecause = Annotated[str, typer.Option("--because", help="How it was found out; it goes on record.")]
 
 Happened = Annotated[bool, typer.Option("--happened", help="The call in doubt took place.")]
 ResultText = Annotated[str | None, typer.Option("--result", metavar="JSON", help="What it returned.")]
@@ -135,7 +136,7 @@ def settle(
     result: ResultText = None,
     not_happened: Annotated[bool, typer.Option("--not-happened", help="It did not.")] = False,
     give_up: GiveUp = False,
-    because: Because = "",
+    because: SettledBecause = "",
     by: By = "",
     db: Db = None,
     app: AppName = None,
@@ -242,7 +243,7 @@ def _settle(
 
 
 def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
-    return needs_worker(tx, tasks.get(tx, task_id), is_dead=judge(client.url))
+    return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store))
 
 
 def _settled(
@@ -281,8 +282,8 @@ def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:
 def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, str, list[str]]:
     """The task, why it stands where it stands, and what moves it on."""
     task = tasks.get(tx, task_id)
-    is_dead = judge(client.url)
-    return task, reason_of(tx, task, is_dead=is_dead), list(moves(tx, task, flags=client.flags, is_dead=is_dead))
+    lives = judge(client.store)
+    return task, reason_of(tx, task, judge=lives), list(moves(tx, task, flags=client.flags, judge=lives))
 
 
 def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, question_expiry_ms: int) -> str:

@@ -17,11 +17,11 @@ from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.errors import BadInput
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
-from perdure.runtime.liveness import judge
+from perdure.runtime.liveness import Judge, judge
 from perdure.states import TaskStatus
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import Judge, because, explain, sections
+from perdure.why import because, explain, sections
 
 _WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 _RUNNING: Final = "running"
@@ -63,7 +63,7 @@ def ps(
             agent=agent,
             after=cursor,
             limit=limit,
-            is_dead=judge(client.url),
+            judge=judge(client.store),
         )
     following = str(task_lists.Cursor(rows[-1][0].created_at, rows[-1][0].id)) if len(rows) == limit else None
     if as_json:
@@ -97,10 +97,10 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         limit = client.store.settings.recovery_limit
-        is_dead = judge(client.url)
-        shown: dict[str, Any] = {"recovery_limit": limit, "flags": client.flags, "is_dead": is_dead}
+        lives = judge(client.store)
+        shown: dict[str, Any] = {"recovery_limit": limit, "flags": client.flags, "judge": lives}
         if as_json:
-            row, reason = client.store.read(_with_reason, task_id, is_dead)
+            row, reason = client.store.read(_with_reason, task_id, lives)
             found = client.store.read(sections, task_id, **shown)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
             screen.put_json({**task_shape(row, reason), "why": why_})
@@ -167,7 +167,7 @@ def effects(
     with opened(db, app) as client:
         since_ms = parse_since(since, now_ms=client.store.clock.now_ms()) if since else 0
         found, now = client.store.read(
-            _effects, since_ms=since_ms, in_doubt=in_doubt, after=(at, n), limit=limit, is_dead=judge(client.url)
+            _effects, since_ms=since_ms, in_doubt=in_doubt, after=(at, n), limit=limit, judge=judge(client.store)
         )
     following = "-".join(map(str, found[-1].effect.place)) if len(found) == limit else None
     if as_json:
@@ -186,11 +186,12 @@ def effects(
                 phrases.call(one.effect.step.name, one.effect.arguments),
                 one.outcome,
                 f"{one.effect.agent} {tail(one.effect.step.task_id, ids)}",
+                str(one.effect.step.step_index),
                 f"attempt {one.effect.step.attempt}{one.where}",
             )
             for one in found
         ],
-        head=("BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "WHERE"),
+        head=("BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "STEP", "WHERE"),
         styled=3,
     )
     if not found:
@@ -219,15 +220,15 @@ def _place(text: str, *, parts: int) -> tuple[int, ...]:
 # -- reading --------------------------------------------------------------------------------
 
 
-def _listed(tx: Transaction, /, *, is_dead: Judge, **filters: Any) -> tuple[list[tuple[Task, str]], int]:
+def _listed(tx: Transaction, /, *, judge: Judge, **filters: Any) -> tuple[list[tuple[Task, str]], int]:
     found = task_lists.recent(tx, **filters)
     ids = [task.id for task in found]
-    return [(task, because(tx, task, ids=ids, is_dead=is_dead)) for task in found], tx.now
+    return [(task, because(tx, task, ids=ids, judge=judge)) for task in found], tx.now
 
 
-def _with_reason(tx: Transaction, task_id: str, is_dead: Judge) -> tuple[Task, str]:
+def _with_reason(tx: Transaction, task_id: str, judge: Judge) -> tuple[Task, str]:
     task = tasks.get(tx, task_id)
-    return task, because(tx, task, is_dead=is_dead)
+    return task, because(tx, task, judge=judge)
 
 
 def _asked(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Question, Any]], int]:
@@ -267,30 +268,30 @@ class _Seen:
 
 
 def _effects(
-    tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, is_dead: Judge
+    tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, judge: Judge
 ) -> tuple[Sequence[_Seen], int]:
     if not in_doubt:
         found = steps.effects(tx, since_ms=since_ms, after=after, limit=limit)
-        return [_seen(tx, effect, is_dead) for effect in found], tx.now
+        return [_seen(tx, effect, judge) for effect in found], tx.now
     seen: list[_Seen] = []
     # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
     # however many such calls come first, the next page is read until this one is full.
     while page := steps.open_effects(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
-        judged = (_seen(tx, effect, is_dead) for effect in page)
-        seen += (one for one in judged if one.outcome != _RUNNING)
+        known = (_seen(tx, effect, judge) for effect in page)
+        seen += (one for one in known if one.outcome != _RUNNING)
         if len(seen) >= limit or len(page) < max(limit, _PAGE):
             break
         after = page[-1].place
     return seen[:limit], tx.now
 
 
-def _seen(tx: Transaction, effect: steps.Effect, is_dead: Judge) -> _Seen:
+def _seen(tx: Transaction, effect: steps.Effect, judge: Judge) -> _Seen:
     step = effect.step
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
-    is_running = effect.is_running and not _has_died(tx, owner, is_dead)
+    is_running = effect.is_running and not _has_died(tx, owner, judge)
     return _Seen(effect, _RUNNING if is_running else phrases.outcome(step), where)
 
 
-def _has_died(tx: Transaction, owner: steps.Owner | None, is_dead: Judge) -> bool:
-    return owner is not None and owner.host is not None and is_dead(instances.get(tx, owner.instance_id))
+def _has_died(tx: Transaction, owner: steps.Owner | None, judge: Judge) -> bool:
+    return owner is not None and owner.host is not None and judge.is_dead(instances.get(tx, owner.instance_id))

@@ -26,13 +26,13 @@ from perdure.model.task import Lane, Outcome, Task, tail
 from perdure.news import News
 from perdure.runtime.blocks import beside, unless
 from perdure.runtime.durable import new_task
-from perdure.runtime.liveness import judge
+from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.worker import Worker
 from perdure.states import TaskStatus
 from perdure.store import admission, questions, task_lists, tasks
 from perdure.store.admission import NewTask
 from perdure.store.database import Transaction
-from perdure.why import Judge, because, people_asked, stays
+from perdure.why import because, people_asked, stays
 
 _STILL_S: Final = 10.0
 
@@ -147,7 +147,7 @@ async def _until_ended(
     loop = asyncio.get_running_loop()
     ends_at = None if timeout_s is None else loop.time() + timeout_s
     said, says_next = "", loop.time() + _STILL_S
-    async for seen in app.watch(lambda: app.read(_look, task_id, judge(app.url))):
+    async for seen in app.watch(lambda: app.read(_look, task_id, judge(app.store))):
         outcome, asked, reason = seen
         if outcome is not None or stopped.is_set() or asked:
             return asked
@@ -162,11 +162,11 @@ async def _until_ended(
     raise AssertionError("the watch ends with an outcome")
 
 
-def _look(tx: Transaction, task_id: str, is_dead: Judge) -> tuple[Outcome | None, tuple[Question, ...], str]:
+def _look(tx: Transaction, task_id: str, judge: Judge) -> tuple[Outcome | None, tuple[Question, ...], str]:
     outcome = task_lists.outcome(tx, task_id)
     if outcome is not None:
         return outcome, (), ""
-    return None, people_asked(tx, task_id), because(tx, tasks.get(tx, task_id), is_dead=is_dead)
+    return None, people_asked(tx, task_id), because(tx, tasks.get(tx, task_id), judge=judge)
 
 
 async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_json: bool) -> int:

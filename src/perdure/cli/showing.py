@@ -24,11 +24,11 @@ from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.step import NoteKind, StepKind
 from perdure.model.task import Attempt, Outcome, Task
-from perdure.runtime.liveness import judge
+from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import Judge, answers, because, standing
+from perdure.why import answers, because, standing
 
 # What the lines of the attempts tell already.
 _OF_TURNS: Final = (NoteKind.TURN_STARTED, NoteKind.TURN_COMPLETED)
@@ -50,7 +50,7 @@ def show(
     """
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
-        page = client.store.read(_Page, task_id, at_step=step, is_dead=judge(client.url))
+        page = client.store.read(_Page, task_id, at_step=step, judge=judge(client.store))
     if as_json:
         screen.put_json(_as_json(page))
         return
@@ -67,11 +67,11 @@ def show(
 class _Page:
     """Everything that is shown, from one snapshot."""
 
-    def __init__(self, tx: Transaction, task_id: str, *, at_step: int | None, is_dead: Judge) -> None:
+    def __init__(self, tx: Transaction, task_id: str, *, at_step: int | None, judge: Judge) -> None:
         self.now = tx.now
         self.at_step = at_step
         self.task: Task = tasks.get(tx, task_id)
-        self.because = because(tx, self.task, is_dead=is_dead)
+        self.because = because(tx, self.task, judge=judge)
         self.prompt = plain_body(tasks.get_input(tx, task_id).prompt)
         self.attempts: list[tuple[Attempt, Error | None]] = [
             (one, tasks.read_error(tx, one.error)) for one in task_lists.attempts(tx, task_id)

@@ -151,8 +151,8 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
                 await attempt.waits.until(Wait(WaitKind.QUESTION, (asked.id,), key))
                 asked = await journal.read(questions.get, asked.id)
             if asked.status is not QuestionStatus.ANSWERED:
-                gone = Expired(f"nobody answered {asked.id} in time: {question}")
-                await live.fail_call(attempt, call, step, gone, begun=False, question_id=asked.id)
+                unanswered = Expired(f"nobody answered {asked.id} in time: {question}")
+                await live.fail_call(attempt, call, step, unanswered, begun=False, question_id=asked.id)
             value = await journal.read(_answer_of, asked.answer)
             if answers.is_of_type(value, annotation):
                 return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)

@@ -30,7 +30,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from perdure.clock import Clock
 from perdure.errors import BadInput, InvariantError, StoreError
 from perdure.model.instance import Instance
-from perdure.store import sqlite_path
+from perdure.settings import Settings
+from perdure.store import Store, sqlite_path
 from perdure.store.filesystem import make_private
 
 log = logging.getLogger(__name__)
@@ -246,14 +247,28 @@ def is_dead(instance: Instance, *, me: Host, path: Path) -> bool:
     return InstanceLock.is_free(path, instance.generation, owner=owner) is True
 
 
-def judge(url: str) -> Callable[[Instance], bool]:
-    """Who is proven dead, for those who only look at the database at `url`."""
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What those who only look take a worker for: proven dead, or silent after so long. Nothing acts on it."""
+
+    is_dead: Callable[[Instance], bool] = lambda _: False
+    silent_ms: int = int(Settings().lease_s * 1000)
+
+    def is_silent(self, instance: Instance, *, now_ms: int) -> bool:
+        """Whether its last heartbeat is older than a lease."""
+        return now_ms - instance.heartbeat_at >= self.silent_ms
+
+
+def judge(store: Store) -> Judge:
+    """Who is proven dead, and who is silent, by what this machine knows and the settings of this store."""
     try:
-        path = locks_of(url)
+        path = locks_of(store.database.url)
     except StoreError:  # The folder is somebody else's, and so is any proof in it.
         path = None
     me = whoami()
-    return lambda instance: path is not None and is_dead(instance, me=me, path=path)
+    return Judge(
+        lambda instance: path is not None and is_dead(instance, me=me, path=path), int(store.settings.lease_s * 1000)
+    )
 
 
 def end_process(instance: Instance, *, me: Host, path: Path) -> bool:

@@ -1,6 +1,6 @@
 """One worker among the others: registered under a generation, beating, and holding the lock that proves it lives.
 
-Declared gone by others, it takes a new identity; the old one is retired once nothing runs under it any more, with the
+Declared silent by others, it takes a new identity; the old one is retired once nothing runs under it any more, with the
 last words about the calls it had begun.
 """
 
@@ -99,7 +99,7 @@ class Membership:
 
     def give_up(self, attempts: Sequence[asyncio.Task[Any]]) -> None:
         """Others have taken this process for dead. Retire the identity once what ran under it has ended."""
-        log.warning("this worker was declared gone; its tasks belong to others now")
+        log.warning("this worker was declared silent; its tasks belong to others now")
         retiring = asyncio.get_running_loop().create_task(
             self._retire(self.instance_id, self._lock, [*attempts, *self._in_flight.all()])
         )
@@ -160,6 +160,6 @@ class Membership:
 
 
 def _stop(tx: Transaction, instance_id: str, words: Sequence[LastWord]) -> None:
-    # In one commit: whoever sees that the instance is gone also sees what it had to say.
+    # In one commit: whoever sees that the instance is dead also sees what it had to say.
     last_words.tell(tx, words)
     instances.mark_stopped(tx, instance_id)

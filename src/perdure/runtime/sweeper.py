@@ -1,4 +1,4 @@
-"""Small bounded passes that every worker makes: deadlines, timers, expiries, who is gone, recovery, news of questions.
+"""Small bounded passes that every worker makes: deadlines, timers, expiries, who is dead, recovery, news of questions.
 
 Each pass is safe to run twice and by many at once. A row that cannot be dealt with never holds up the others: a
 pass takes so many rows, leaves behind what it could not move and goes on after it, and begins again at the end.
@@ -108,7 +108,7 @@ class Sweeper:
         return True
 
     async def _bury(self) -> bool:
-        """Find instances that are gone, and end the attempts they had open."""
+        """Find instances that are silent or dead, and end the attempts they had open."""
         found = await aio.read(self._store, instances.alive)
         others = [one for one in found if one.id != self._worker.instance_id]
         me, path = whoami(), self._worker.membership.lock_path

@@ -141,11 +141,13 @@ def mark_stopped(tx: Transaction, instance_id: str) -> bool:
 
 
 def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
-    """End the open attempts of instances that are gone. Returns the ids of their tasks; a second pass finds none."""
+    """End the open attempts of instances that are silent or dead. Returns the ids of their tasks; a second pass
+    finds none.
+    """
     done = []
     # In the order of their ids: a pass holds many tasks at once, as a cascading end does.
     for task_id, execution_id, instance_id in sorted(tx.all(T.orphans, limit=limit)):
-        if task_ops.interrupt(tx, task_id, execution_id, reason=f"worker {instance_id} is gone"):
+        if task_ops.interrupt(tx, task_id, execution_id, reason=f"worker {instance_id} is silent or dead"):
             done.append(task_id)
     return done
 

@@ -214,7 +214,7 @@ def _settle(
     _check_verb(found, verb)
     if anyway and not (value is not None and _says_not_happened(found, _unpacked(value))):
         raise BadInput(
-            f'{question_id}: only "it did not happen, run it" can act without proof that its old worker is gone',
+            f'{question_id}: only "it did not happen, run it" can act without proof that its old worker is dead',
             field="anyway",
         )
     if found.status is not QuestionStatus.OPEN:

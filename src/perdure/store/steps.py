@@ -16,7 +16,7 @@ from perdure import codec
 from perdure.errors import Damaged, LeaseLost, NotFound
 from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
-from perdure.model.task import Fence, Usage
+from perdure.model.task import Fence, Task, Usage
 from perdure.store import budgets, events, payloads
 from perdure.store import tasks as task_ops
 from perdure.store.database import Row, Transaction
@@ -314,6 +314,11 @@ def open_effects(
     """Those of them without an outcome: a live attempt is inside, or nobody knows what became of them."""
     rows = tx.all(Q.open_effects, since=since_ms, after_at=after[0], after_n=after[1], limit=limit)
     return [_effect(tx, row) for row in rows]
+
+
+def left_in_doubt(tx: Transaction, task: Task) -> list[tuple[int, str]]:
+    """Index and name of each call without an outcome in a task that has ended."""
+    return [(row[0], row[1]) for row in tx.all(Q.in_doubt, task=task.n, from_index=0)]
 
 
 def _effect(tx: Transaction, row: Row) -> Effect:

@@ -172,9 +172,9 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
 def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: Story) -> None:
     head, line = desk.run("effects", "--in-doubt").out.splitlines()
 
-    assert head.split() == ["BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "WHERE"]
+    assert head.split() == ["BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "STEP", "WHERE"]
     assert 'high  refund(amount=120, order="o-9")  in doubt  writer …' in line
-    assert line.endswith("attempt 1, host host, pid 1")
+    assert re.search(r" writer …\S+  \d+ +attempt 1, host host, pid 1$", line)
     assert desk.run("effects", "--since", "1s").err == "no calls that may have changed the world\n"
     assert len(desk.run("effects", "--since", "1h", "--json").json["effects"]) == 1
     assert desk.run("effects", "--since", "someday").code == 2

@@ -24,7 +24,7 @@ ORDER BY a.n
 LIMIT :limit
 
 -- name: orphans
--- Open attempts of workers that are gone: any running worker ends them within a sweep.
+-- Open attempts of workers that are silent or dead: any running worker ends them within a sweep.
 SELECT t.id, a.number, a.instance_id
 FROM attempts a
 JOIN tasks t ON t.n = a.task

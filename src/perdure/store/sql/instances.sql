@@ -1,4 +1,4 @@
--- Instances: who lives, and who is gone.
+-- Instances: who lives, and who is silent or dead.
 
 -- fragment: columns
 i.id, i.type, i.status, i.host, i.boot_id, i.pid, i.generation, i.killable, i.heartbeat, i.heartbeat_at, i.started_at,

@@ -490,7 +490,7 @@ WHERE t.id = :id
 ORDER BY a.number
 
 -- name: orphans
--- Open attempts of instances that are gone. In the order of the index of open ones, which the planner then reads.
+-- Open attempts of instances that are silent or dead. In the order of the index of open ones, which the planner then reads.
 SELECT t.id, a.execution_id, i.id
 FROM attempts a
 JOIN tasks t ON t.n = a.task
