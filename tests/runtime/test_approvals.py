@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.store import steps
 from tests.theatre import Theatre
 
 
@@ -263,3 +264,27 @@ async def test_a_yes_allows_one_try_of_the_task_and_the_next_one_asks_again(hous
     assert done_before == [7, 7]  # The call's own retry is still the call that was allowed.
     spent = [(await house.client.question(one.id)).row.spent_at for one in (first, second)]
     assert None not in spent
+
+
+async def test_a_try_that_ran_stays_among_the_effects_when_the_next_one_is_denied(house: Theatre) -> None:
+    @perdure.tool(risk="medium", idempotent=True, approve=True, retries=0)
+    async def pay() -> None:
+        raise ConnectionError("reset after the money had left")
+
+    @perdure.agent
+    async def host() -> None:
+        await pay()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    first = await house.question()
+    await first.approve(by="ana")
+    await house.until(lambda: house.row(task).failures == 1)
+    second = await house.question()
+    await second.deny("once is enough", by="ana")
+
+    with pytest.raises(perdure.TaskFailed, match="once is enough"):
+        await task.result()
+    assert second.id != first.id
+    assert [one.try_number for one in house.steps(task, "pay")] == [0, 1]
+    assert [one.step.try_number for one in house.store.read(steps.effects)] == [0]

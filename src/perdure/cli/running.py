@@ -171,7 +171,7 @@ def _look(tx: Transaction, task_id: str, judge: Judge) -> tuple[Outcome | None, 
 
 async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_json: bool) -> int:
     """Print what became of the task; the exit code."""
-    task, outcome, reason, evidence = await app.read(_state, task_id, asked)
+    task, outcome, reason, evidence = await app.read(_state, task_id, asked, judge(app.store))
     result = None if outcome is None else plain_body(outcome.result)
     if as_json:
         error = error_shape(None if outcome is None else outcome.error)
@@ -188,11 +188,11 @@ async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_jso
 
 
 def _state(
-    tx: Transaction, task_id: str, asked: tuple[Question, ...]
+    tx: Transaction, task_id: str, asked: tuple[Question, ...], judge: Judge
 ) -> tuple[Task, Outcome | None, str, list[object]]:
     task = tasks.get(tx, task_id)
     evidence = [questions.evidence(tx, one) for one in asked]
-    return task, task_lists.outcome(tx, task_id), because(tx, task), evidence
+    return task, task_lists.outcome(tx, task_id), because(tx, task, judge=judge), evidence
 
 
 # -- a worker -------------------------------------------------------------------------------
