@@ -444,6 +444,48 @@ def test_a_last_word_is_told_of_a_call_that_has_no_outcome_alone(world: World) -
     assert world.store.read(last_words.last, claim.task.id, "mail", 1) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [(WordKind.COMPLETED, "completed"), (WordKind.NOT_CALLED, "failed"), (WordKind.CUT_OFF, None)],
+)
+def test_a_last_word_settles_the_call_of_a_task_that_has_ended(
+    world: World, kind: WordKind, outcome: str | None
+) -> None:
+    claim, going_on = world.start(), world.start()
+    for one in (claim, going_on):
+        world.begin(one, "pay", risk="high")
+    words = [LastWord(one.task.id, "pay", 1, kind, b'"r"') for one in (claim, going_on)]
+    world.store.call(ends.cancel, claim.task.id)
+
+    over = world.store.read(last_words.of_ended_tasks, [*words, LastWord("purged", "pay", 1)])
+    world.store.call(last_words.tell, words)
+
+    assert [one.task_id for one in over] == [claim.task.id, "purged"]
+    settled, open_one = (world.store.read(steps.by_key, one.task.id, "pay") for one in (claim, going_on))
+    assert settled is not None
+    assert open_one is not None
+    assert (settled.outcome, open_one.outcome) == (outcome, None)
+    assert world.kinds(claim.task.id).count("call_ended_late") == 1
+
+
+def test_a_last_word_against_what_was_said_of_the_call_is_evidence(world: World) -> None:
+    claim = world.start()
+    for key in ("pay", "mail"):
+        world.begin(claim, key, risk="high")
+    world.store.call(ends.cancel, claim.task.id)
+    no = steps.Result(completed=False, output=packed("no"))
+    world.store.call(ends.settle_call, claim.task.id, 1, no, by="ana")
+    world.store.call(ends.settle_call, claim.task.id, 2, done("r"), by="ana")
+    words = [LastWord(claim.task.id, key, 1, WordKind.COMPLETED, b'"r"') for key in ("pay", "mail")]
+
+    world.store.call(last_words.tell, words)
+
+    step = world.store.read(steps.by_key, claim.task.id, "pay")
+    assert step is not None
+    assert step.outcome == "failed"
+    assert [one.payload["key"] for one in world.feed(claim.task.id) if one.kind == "call_ended_late"] == ["pay"]
+
+
 def test_the_owner_of_an_attempt_is_known_after_it(world: World) -> None:
     claim = world.start()
     world.interrupt(claim)

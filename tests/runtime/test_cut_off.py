@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure import codec
 from tests.held_calls import Ledger, kill_inside
 from tests.theatre import Theatre
 
@@ -68,6 +69,42 @@ async def test_a_call_that_returns_after_its_question_was_settled_has_nothing_to
     assert was_over_first
     assert left is None
     assert house.kinds(task)[-1] == "task_completed"
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_how_a_call_of_a_cancelled_task_ended_is_told_with_a_heartbeat(house: Theatre, stops: bool) -> None:
+    inside, returned = asyncio.Event(), asyncio.Event()
+
+    @perdure.tool
+    async def act() -> str:
+        try:
+            inside.set()
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)  # as a thread does, which nobody can cut
+        returned.set()
+        return "late"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await inside.wait()
+    await task.cancel("changed my mind")
+    await returned.wait()
+    if stops:
+        await house.dismiss(actor)
+    else:
+        async with asyncio.timeout(4 * house.settings.heartbeat_s):
+            await house.until(lambda: "call_settled" in house.kinds(task))
+    (step,) = house.steps(task, "act")
+
+    assert (step.outcome, codec.decode(step.output or b"")) == ("completed", "late")
+    assert house.kinds(task)[-3:] == ["call_ended_late", "tool_call_completed", "call_settled"]
+    assert not await task.settle(step.step_index, perdure.not_happened(), by="ana")
+    assert stops or actor.worker.in_flight.words() == []
 
 
 @pytest.mark.parametrize("risk", ["low", "medium"])

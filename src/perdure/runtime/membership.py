@@ -107,6 +107,14 @@ class Membership:
         retiring.add_done_callback(self._retiring.discard)
         self._lock = InstanceLock()
 
+    async def tell_last_words(self) -> None:
+        """Put on record how calls have ended whose tasks had ended before: nobody will ask this process for it."""
+        words = self._in_flight.words()
+        if words and (words := await aio.read(self._store, last_words.of_ended_tasks, words)):
+            with suppress(StoreBusy):  # They are told with the next heartbeat.
+                await aio.call(self._store, last_words.tell, words)
+                self._in_flight.told(words)
+
     async def leave(self) -> None:
         """The worker ends. A thread may still be inside a call: then the lock stays held until the process has ended,
         for a free one proves death.
@@ -115,8 +123,10 @@ class Membership:
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        if not self._in_flight.all():
-            with suppress(StoreError):
+        with suppress(StoreError):
+            if self._in_flight.all():
+                await self.tell_last_words()
+            else:
                 await aio.call(self._store, _stop, self.instance_id, self._in_flight.words())
                 self._lock.release()
 

@@ -370,6 +370,7 @@ class Worker:
         while True:
             await asyncio.sleep(self.settings.heartbeat_s)
             await self.beat()
+            await self._member.tell_last_words()
 
     async def beat(self) -> bool:
         """Prove that this process lives and reconcile what it owns. False when it was taken for dead."""

@@ -1,4 +1,4 @@
-"""Last words: what a process knows of a call whose attempt had lost its task. They move nothing."""
+"""Last words: what a process knows of a call whose attempt had lost its task. They move no task."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from perdure import codec
+from perdure.errors import Error, NotApplied
 from perdure.model.event import EventKind
-from perdure.store import events
+from perdure.policy.retry import classify
+from perdure.states import TaskStatus
+from perdure.store import ends, events, steps
 from perdure.store.database import Transaction
 from perdure.store.queries import load
 
 S = load("steps")
+T = load("tasks")
 
 
 class WordKind(StrEnum):
@@ -34,16 +39,49 @@ class LastWord(NamedTuple):
     at_ms: int = 0
 
 
-def tell(tx: Transaction, words: Sequence[LastWord]) -> None:
-    """Put last words on record as events of their tasks: of calls that nobody has settled meanwhile.
+def of_ended_tasks(tx: Transaction, words: Sequence[LastWord]) -> list[LastWord]:
+    """Those of the words whose task nobody goes on with: it has ended, or is in the store no more."""
+    return [word for word in words if (row := tx.one(T.place, id=word.task_id)) is None or _is_over(row[3])]
 
-    The task may have ended. Whether the call took place is worth knowing all the same.
+
+def tell(tx: Transaction, words: Sequence[LastWord]) -> None:
+    """Put last words on record as events of their tasks: of calls without an outcome, and of those whose outcome, which
+    somebody else has told, the word contradicts.
+
+    In a task that has ended nobody would act on the word, so that it settles its call, too.
     """
     for word in sorted(words):
-        if tx.one(S.without_outcome, id=word.task_id, key=word.key) is None:
+        row = tx.one(S.newest_try, id=word.task_id, key=word.key)
+        if row is None:
+            continue
+        step_index, outcome, attempt, status = row
+        if outcome is not None and not (attempt == word.attempt and _contradicts(word, outcome)):
             continue
         told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "at": word.at_ms}
         events.tell(tx, word.task_id, EventKind.CALL_ENDED_LATE, told)
+        if outcome is None and attempt == word.attempt and _is_over(status):
+            _settle(tx, word, step_index)
+
+
+def _is_over(status: str) -> bool:
+    return TaskStatus(status).is_terminal
+
+
+def _contradicts(word: LastWord, outcome: str) -> bool:
+    return word.kind is not WordKind.CUT_OFF and (word.kind is WordKind.COMPLETED) != (outcome == "completed")
+
+
+def _settle(tx: Transaction, word: LastWord, step_index: int) -> None:
+    """The holder's own word is as good as the outcome that it could not put on record any more."""
+    if word.kind is WordKind.CUT_OFF:
+        return
+    body = word.body
+    if word.kind is WordKind.NOT_CALLED:
+        not_applied = NotApplied("it did not happen")
+        name = f"{NotApplied.__module__}.{NotApplied.__qualname__}"
+        body = codec.encode(Error(name, str(not_applied), classify(not_applied)).to_json())
+    result = steps.Result(completed=word.kind is WordKind.COMPLETED, output=codec.pack(body))
+    ends.settle_call(tx, word.task_id, step_index, result, by="", reason="whoever ran it has told how it ended")
 
 
 def last(tx: Transaction, task_id: str, key: str, attempt: int) -> LastWord | None:

@@ -50,12 +50,14 @@ FROM tasks t
 JOIN steps s ON s.task = t.n
 WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
 
--- name: without_outcome
--- The try of a call that has none; there is one at most.
-SELECT s.step_index
+-- name: newest_try
+-- The last try of a call, and how its task stands. Only the last one can be without an outcome.
+SELECT s.step_index, s.outcome, s.attempt, t.status
 FROM tasks t
 JOIN steps s ON s.task = t.n
-WHERE t.id = :id AND s.key = :key AND s.outcome IS NULL
+WHERE t.id = :id AND s.key = :key
+ORDER BY s.try_number DESC
+LIMIT 1
 
 -- name: in_doubt
 SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable
