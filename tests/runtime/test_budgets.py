@@ -101,6 +101,31 @@ async def test_children_side_by_side_make_no_more_calls_than_their_parent_may(ho
     assert len(made) == 7
 
 
+@pytest.mark.parametrize("risk", ["low", "high"])
+async def test_a_call_that_the_store_refuses_was_never_begun(house: Theatre, risk: Any) -> None:
+    @perdure.tool(risk=risk)
+    async def look(n: int) -> int:
+        await asyncio.sleep(1)
+        return n
+
+    @perdure.agent
+    async def kid(n: int) -> bool:
+        try:
+            await look(n)
+        except perdure.BudgetExceeded:
+            (me,) = (one for one in actor.worker.attempts.values() if one.task.id == perdure.current().task_id)
+            return not me.intents
+        return False
+
+    @perdure.agent(budget=perdure.Budget(tool_calls=1))
+    async def lead() -> list[bool]:
+        return await perdure.gather(*(kid(n) for n in range(2)))
+
+    actor = await house.hire(lead, kid)
+
+    assert sorted(await house.run(lead)) == [False, True]
+
+
 async def test_a_call_cut_off_by_a_crash_is_counted_once_and_runs_again(house: Theatre, ledger: Ledger) -> None:
     @perdure.tool(risk="low")
     async def look(n: int) -> int:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure import ambient, codec, phrases
-from perdure.errors import Denied, Error, Expired, NotApplied, NotSerializable, PerdureError
+from perdure.errors import BudgetExceeded, Denied, Error, Expired, NotApplied, NotSerializable, PerdureError
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Usage
@@ -59,7 +59,11 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         if begun:
             await take_over(attempt, step, question_id=None)
         else:
-            await journal.begin(step, question_id=approval_id, counts=counts)
+            try:
+                await journal.begin(step, question_id=approval_id, counts=counts)
+            except BudgetExceeded:
+                del attempt.intents[key]  # Nothing was begun.
+                raise
         await until_may_start(attempt, step)
         begun = True
         approval_id = None  # Used up by the intent that it allowed; without one, by the outcome.
