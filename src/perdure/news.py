@@ -76,7 +76,8 @@ class News:
         self._ended: list[Mapping[str, Any]] = []
         self._unmanned: dict[str, str] = {}
         self._is_unmanned = asyncio.Event()
-        self._told: set[str] = set()
+        self._told: dict[str, set[str]] = {}  # questions by their task
+        self._over: set[str] = set()
         self._changed = asyncio.Event()
 
     def about(self, root: str) -> None:
@@ -90,6 +91,8 @@ class News:
         task_id = str(facts.get("task", ""))
         if "root" in facts and not self._counts_only:
             self._root_of[task_id] = facts["root"]
+        if what == "ended":
+            self._over.add(task_id)
         match what:
             case "started":
                 self._begun_here.add(task_id)
@@ -149,6 +152,16 @@ class News:
         self._ended.clear()
         if self._counts_only:
             self._unmanned.clear()
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Of a task that has ended nothing more is told: a worker that lives for long must not keep them all."""
+        for task_id in self._over:
+            self._begun_here.discard(task_id)
+            self._taken.pop(task_id, None)
+            self._root_of.pop(task_id, None)
+            self._told.pop(task_id, None)
+        self._over.clear()
 
     def lines(self) -> list[str]:
         """What was gathered, as lines."""
@@ -187,8 +200,9 @@ class News:
         return self._root is not None and self._root_of.get(task_id, self._root) != self._root
 
     def _note(self, one: Asked) -> None:
-        if one.id not in self._told:
-            self._told.add(one.id)
+        told = self._told.setdefault(one.task_id, set())
+        if one.id not in told:
+            told.add(one.id)
             self._asked[one.id] = one
 
     async def _until_quiet(self) -> None:

@@ -92,6 +92,23 @@ def test_a_question_is_told_once() -> None:
     assert len(told) == 1
 
 
+def test_of_a_task_that_has_ended_nothing_is_kept() -> None:
+    news = News(counts_only=True, say=lambda _: None)
+    empty = sizes(news)
+    for number in range(50):
+        news.hear("started" if number % 2 else "took_over", facts(number, root="s"))
+        news.hear("question", question(number, number))
+        news.hear("ended", facts(number, status="completed", error="", ms=1))
+        news.tell()
+
+    assert sizes(news) == empty
+
+
+def sizes(news: News) -> dict[str, int]:
+    """How much each of its collections holds."""
+    return {name: len(kept) for name, kept in vars(news).items() if isinstance(kept, dict | list | set)}
+
+
 def test_a_task_that_waits_for_a_yes_to_go_on_counts_as_recovered() -> None:
     news = News()
     news.hear("took_over", facts(1))
