@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 from perdure import codec, phrases
 from perdure.codec.fitting import fits
@@ -20,7 +20,11 @@ _BY_WORD: Final[Mapping[str, type]] = {one.__name__: one for one in (str, bool, 
 
 def type_word(annotation: Any) -> str:
     """What a type is called in questions; `any` where everything will do."""
-    return "any" if annotation is codec.ANY else getattr(annotation, "__name__", None) or str(annotation)
+    if annotation is codec.ANY:
+        return "any"
+    # `list[str]` and the like have the name of their origin alone.
+    name = None if get_origin(annotation) is not None else getattr(annotation, "__name__", None)
+    return name or str(annotation).replace("typing.", "")
 
 
 def is_of_type(value: Any, annotation: Any) -> bool:
@@ -32,7 +36,7 @@ def is_of_type(value: Any, annotation: Any) -> bool:
 
 def check_answer(value: Any, wants: str, *, question_id: str) -> None:
     """Refuse an answer that is not what the agent asked for. Raises BadInput. Classes of the agent's own pass here."""
-    annotation = _BY_WORD.get(wants, codec.ANY)
+    annotation = _BY_WORD.get(wants.partition("[")[0], codec.ANY)  # of a `list[str]`, that it is a list
     if not is_of_type(value, annotation):
         hint = {"bool": ": say yes or no", "int": ": give a number", "float": ": give a number"}.get(wants, "")
         article = "an" if wants == "int" else "a"
