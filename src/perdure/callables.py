@@ -54,7 +54,7 @@ class AgentDefinition:
         return hashlib.sha256(seed).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ToolDefinition:
     """A tool: a function that may change the world, with what its author promises of it."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, ParamSpec, TypeVar, overload
+from weakref import WeakValueDictionary
 
 from perdure import ambient
 from perdure.arguments import bind_arguments, called, hints, instant_ms, returns, seconds, unbind_arguments
@@ -42,6 +43,8 @@ from perdure.policy.risk import Risk
 
 log = logging.getLogger(__name__)
 _told_unrecorded: set[str] = set()
+# Every tool there is, oldest first, for as long as somebody has it.
+_tools: WeakValueDictionary[int, ToolDefinition] = WeakValueDictionary()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +77,7 @@ __all__ = [
     "returns",
     "seconds",
     "tool",
+    "tools_named",
     "unbind_arguments",
 ]
 
@@ -196,6 +200,7 @@ def tool(
             (secret,) if isinstance(secret, str) else tuple(secret),
         )
         _check_tool(definition)
+        _tools[id(definition)] = definition
         return _wrap_tool(definition, CallOptions())
 
     return decorate if fn is None else decorate(fn)
@@ -204,6 +209,12 @@ def tool(
 def definition_of(thing: object) -> AgentDefinition | ToolDefinition | None:
     """What perdure knows of a decorated function, or None."""
     return getattr(thing, MARK, None)
+
+
+def tools_named(name: str) -> list[ToolDefinition]:
+    """The tools of this name in this process: an agent may call any of them."""
+    found = [known() for known in _tools.valuerefs()]
+    return [one for one in found if one is not None and one.name == name]
 
 
 def call_of(thing: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AgentCall | ToolCall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from perdure.definitions import (
     call_of,
     definition_of,
     is_agent_call,
+    tools_named,
     unbind_arguments,
 )
 from perdure.errors import BadInput
@@ -294,3 +296,16 @@ def test_a_changed_function_has_another_hash() -> None:
 def test_a_name_of_ones_own_replaces_the_function_s() -> None:
     assert agent_of(perdure.agent(name="bob")(_plain)).name == "bob"
     assert tool_of(perdure.tool(name="wire")(_plain)).name == "wire"
+
+
+def test_a_tool_is_found_by_its_name_for_as_long_as_somebody_has_it() -> None:
+    @perdure.tool(name="nowhere else")
+    def act() -> str:
+        return ""
+
+    assert tools_named("nowhere else") == [definition_of(act.options(retries=1))]
+
+    del act
+    gc.collect()
+
+    assert tools_named("nowhere else") == []

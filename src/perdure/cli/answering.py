@@ -19,7 +19,7 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.definitions import returns
+from perdure.definitions import returns, tools_named
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
@@ -323,7 +323,7 @@ def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
     if name is None or not isinstance(tool_name, str):
         return value
     opening.load(name)
-    wanted = [returns(tool.fn) for tool in answers.tools_named(tool_name)]
+    wanted = [returns(tool.fn) for tool in tools_named(tool_name)]
     if not wanted or any(answers.is_of_type(value, one) for one in wanted):
         return value
     is_a = answers.type_word(wanted[0])

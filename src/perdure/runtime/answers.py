@@ -5,14 +5,12 @@ Looked at twice: where it is said, as far as the type is known there, and by the
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any, Final, get_origin
 
 from perdure import codec, phrases
 from perdure.codec.fitting import fits
-from perdure.definitions import ToolDefinition, definition_of, returns
+from perdure.definitions import returns, tools_named
 from perdure.errors import BadInput
 
 _BY_WORD: Final[Mapping[str, type]] = {one.__name__: one for one in (str, bool, int, float, list, dict)}
@@ -49,15 +47,3 @@ def check_result(value: Any, tool_name: object, *, question_id: str) -> None:
     if tools and not any(is_of_type(value, returns(one.fn)) for one in tools):
         text = f"{tool_name} returns {type_word(returns(tools[0].fn))}, which {phrases.shown(value)} is not"
         raise BadInput(f"{question_id}: {text}", field="result")
-
-
-def tools_named(name: str) -> list[ToolDefinition]:
-    """The tools of this name in all modules that are loaded: the agent may call any of them."""
-    found: dict[int, ToolDefinition] = {}
-    for module in list(sys.modules.values()):
-        # Functions only: asking anything else for an attribute may run its code.
-        for value in list(getattr(module, "__dict__", {}).values()):
-            definition = definition_of(value) if inspect.isfunction(value) else None
-            if isinstance(definition, ToolDefinition) and definition.name == name:
-                found[id(definition)] = definition
-    return list(found.values())
