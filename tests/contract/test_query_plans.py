@@ -58,6 +58,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "questions.live_for_step": "questions_task",
     "questions.unnotified": ("questions_unnotified", "questions_(unnotified|open)"),
     "instances.alive": "instances_alive",
+    "instances.crashed": "instances_crashed",
     "recovery.look": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
     "recovery.of_task": ("sqlite_autoindex_recovery_decisions_1", "recovery_decisions_task_execution_id_key"),
 }

@@ -35,6 +35,8 @@ CREATE TABLE instances (
     CHECK (status <> {status:instance.stopped} OR stopped_at IS NOT NULL)
 ) {strict};
 CREATE INDEX instances_alive ON instances (n) WHERE status NOT IN ({status:instance.crashed}, {status:instance.stopped});
+-- Silent, and not proven dead so far: every worker looks for those with each sweep.
+CREATE INDEX instances_crashed ON instances (n) WHERE status = {status:instance.crashed};
 
 -- Which agents an instance can run; version '' is "whatever the newest code is".
 CREATE TABLE instance_agents (
