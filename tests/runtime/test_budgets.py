@@ -10,6 +10,7 @@ import pytest
 
 import perdure
 from perdure.store import budgets
+from perdure.store.database import Transaction
 from tests.held_calls import Ledger, kill_inside
 from tests.theatre import Theatre
 
@@ -124,6 +125,61 @@ async def test_a_call_that_the_store_refuses_was_never_begun(house: Theatre, ris
     actor = await house.hire(lead, kid)
 
     assert sorted(await house.run(lead)) == [False, True]
+
+
+async def test_the_tasks_below_a_budget_are_added_up_once_for_each_call_that_it_counts(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[str] = []
+    binding = budgets.binding
+
+    def counted(tx: Transaction, task_id: str) -> list[budgets.Binding]:
+        walks.append(task_id)
+        return binding(tx, task_id)
+
+    @perdure.tool(risk="low")
+    async def look(n: int) -> int:
+        return n
+
+    @perdure.agent
+    async def kid() -> None:
+        pass
+
+    @perdure.agent(budget=perdure.Budget(tool_calls=4))
+    async def lead() -> list[int]:
+        await kid()
+        monkeypatch.setattr(budgets, "binding", counted)
+        return [await look(n) for n in range(4)]
+
+    await house.hire(lead, kid)
+
+    assert await house.run(lead) == [0, 1, 2, 3]
+    assert len(walks) == 4
+
+
+async def test_a_refused_call_does_not_count(house: Theatre) -> None:
+    @perdure.tool(risk="low")
+    async def look(n: int) -> int:
+        await asyncio.sleep(1)
+        return n
+
+    @perdure.agent
+    async def kid(n: int) -> str:
+        limit = ""
+        for _ in range(3):
+            try:
+                await look(n)
+            except perdure.BudgetExceeded as over:
+                limit = over.limit
+        return limit
+
+    @perdure.agent(budget=perdure.Budget(tool_calls=2))
+    async def lead() -> list[str]:
+        return await perdure.gather(*(kid(n) for n in range(2)))
+
+    await house.hire(lead, kid)
+
+    assert set(await house.run(lead)) == {"tool_calls 3 of 2 (limit of lead)"}
 
 
 async def test_a_call_cut_off_by_a_crash_is_counted_once_and_runs_again(house: Theatre, ledger: Ledger) -> None:

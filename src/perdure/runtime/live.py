@@ -44,8 +44,10 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
     begun = record is not None and record.outcome is None
     counts = False
     if attempt.spending.has_limits:
-        await attempt.spending.look(journal.read, has_children=journal.may_have_children)
         counts = attempt.spending.limits_number_of(call)
+        # The store looks itself where it counts the call; a person is not asked about one that has no room.
+        if begun or call.needs_approval or not counts:
+            await attempt.spending.look(journal.read, has_children=journal.may_have_children)
     attempt.spending.reserve(call, is_counted=begun)
     token = journal.token_for(record) if call.is_dangerous else None
     step = journal.step(call, key=key, body=body, try_number=journal.try_of(record), token=token)
@@ -59,18 +61,25 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         if begun:
             await take_over(attempt, step, question_id=None)
         else:
-            try:
-                await journal.begin(step, question_id=approval_id, counts=counts)
-            except BudgetExceeded:
-                del attempt.intents[key]  # Nothing was begun.
-                raise
+            await _begin(attempt, call, step, question_id=approval_id, counts=counts)
         await until_may_start(attempt, step)
         begun = True
         approval_id = None  # Used up by the intent that it allowed; without one, by the outcome.
     elif counts and not begun:
-        await journal.begin(step, question_id=approval_id, counts=True)
+        await _begin(attempt, call, step, question_id=approval_id, counts=True)
         begun, approval_id = True, None
     return await run_begun(attempt, call, step, begun=begun, question_id=approval_id)
+
+
+async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_id: str | None, counts: bool) -> None:
+    try:
+        await attempt.journal.begin(step, question_id=question_id, counts=counts)
+    except BudgetExceeded:
+        # Nothing was begun; what the others have used meanwhile is seen from here on.
+        attempt.intents.pop(step.key, None)
+        attempt.spending.give_back(call)
+        await attempt.spending.look(attempt.journal.read)
+        raise
 
 
 async def take_over(attempt: Attempt, step: steps.NewStep, *, question_id: str | None) -> None:

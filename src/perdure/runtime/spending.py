@@ -1,8 +1,9 @@
 """What one task may use, what it has used, and whether another call is allowed.
 
 A budget covers all tasks below the one that has it. What the others have used is read from the store before each call
-that counts; a task without a budget asks nothing. Where the number of calls is limited the store has the last word:
-there a call is on record before it runs, so that of calls that begin at once, in whatever process, each is counted.
+that counts; a task without a budget asks nothing. Where the number of calls is limited the store looks itself, and has
+the last word: a call is on record before it runs, so that of calls that begin at once, in whatever process, each is
+counted. There `left` may lag behind what tasks beside this one use.
 What a call consumes is known only afterwards: tokens and cost stop the calls that begin after they were reached.
 """
 
@@ -60,6 +61,11 @@ class Spending:
             budgets.refuse_violated(self._bound(), tool_calls=tool_calls, iterations=iterations)
         self._tool_calls += tool_calls
         self._iterations += iterations
+
+    def give_back(self, call: Call) -> None:
+        """A call that was counted did not begin."""
+        self._tool_calls -= int(call.kind is StepKind.TOOL_CALL)
+        self._iterations -= int(call.kind is StepKind.MODEL_CALL)
 
     def limits_number_of(self, call: Call) -> bool:
         """Whether a budget limits how many such calls there may be."""
