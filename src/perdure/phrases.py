@@ -86,10 +86,10 @@ def failure(error: Error | None) -> str:
     return one_line(str(error)) + (f" ({error.place})" if error.place else "")
 
 
-def outcome(step: Step) -> str:
+def outcome(step: Step, *, has_task_ended: bool = False) -> str:
     """What became of a recorded call, in a word or two."""
     if step.outcome is None:
-        return "in doubt" if step.is_in_doubt else "not ended"
+        return "in doubt" if step.is_in_doubt else "cut off" if has_task_ended else "not ended"
     if step.outcome == "failed" and step.output is not None:
         error = codec.decode(step.output)
         return _OUTCOMES.get(error.get("type", ""), step.outcome) if isinstance(error, Mapping) else step.outcome

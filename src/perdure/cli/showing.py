@@ -140,22 +140,24 @@ def _put_header(page: _Page) -> None:
 def _put_trace(page: _Page) -> None:
     if page.at_step is not None:
         screen.put(f"as it was at record {page.at_step}, {'' if page.seen.complete else 'not '}complete")
-    shown = [_line(record, page.now) for record in page.seen.records if record.step.event_kind not in _OF_TURNS]
+    has_ended = page.task.status.is_terminal
+    records = [record for record in page.seen.records if record.step.event_kind not in _OF_TURNS]
+    shown = [_line(record, page.now, has_task_ended=has_ended) for record in records]
     screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3)
 
 
-def _line(record: Record, now: int) -> tuple[str, ...]:
+def _line(record: Record, now: int, *, has_task_ended: bool) -> tuple[str, ...]:
     step = record.step
     what = step.name or step.event_kind
     if step.is_note:
         return (str(step.step_index), phrases.moment(step.timestamp, now), step.event_kind, "", "", "")
-    # A call of low risk is put on record when it has ended: how long it took is not known.
+    # A call of low risk is mostly put on record when it has ended: how long it took is not known.
     spent = "" if step.ended_at in (None, step.timestamp) else phrases.duration(step.ended_at - step.timestamp)
     return (
         str(step.step_index),
         phrases.moment(step.timestamp, now),
         step.event_kind,
-        phrases.outcome(step),
+        phrases.outcome(step, has_task_ended=has_task_ended),
         spent,
         phrases.call(what, arguments_of(record)) + (f"  child {step.child_task_id}" if step.child_task_id else ""),
     )

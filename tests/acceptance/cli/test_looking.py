@@ -157,6 +157,18 @@ def test_show_of_an_ended_task_has_its_result(desk: Desk, story: Story) -> None:
 # -- questions, effects ---------------------------------------------------------------------
 
 
+def test_a_low_call_without_an_outcome_was_cut_off_once_its_task_has_ended(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "search", name="search", risk="low")
+    before = desk.run("show", tail(claim.task.id)).out
+    world.complete(claim)
+
+    after = desk.run("show", tail(claim.task.id)).out
+
+    assert ("not ended" in before, "cut off" in before) == (True, False)
+    assert ("not ended" in after, "cut off" in after) == (False, True)
+
+
 def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     head, line, rests_on, command = desk.run("questions", "--to", "finance").out.splitlines()
 
