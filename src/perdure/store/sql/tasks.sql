@@ -205,7 +205,8 @@ WHERE t.id = :id
 
 -- name: lock_childless
 -- A task without children that is to end, and whether it has open questions and calls in doubt. Its session is locked
--- before, so that none of it comes after this was asked.
+-- before, so that no child and no question comes after this was asked. A call may: its begin takes no lock of a session.
+-- But whoever holds the task begins it, and asks here only when no call of its own is open.
 SELECT {columns},
     EXISTS (SELECT 1 FROM questions q WHERE q.task = t.n AND q.status = {status:question.open}),
     EXISTS (
