@@ -65,6 +65,30 @@ async def test_news_that_fails_or_hangs_for_some_questions_reaches_the_app_of_th
     assert told == ["Q1", "Q2", "Q3", "Q4", "Q5", "Q6", "Q1", "Q2", "Q3"]
 
 
+class Hangup(BaseException):
+    """Raised by a library that means to end more than itself."""
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError, Hangup, GeneratorExit])
+async def test_a_notify_that_is_cancelled_from_inside_has_failed_and_ends_no_loop(
+    house: Theatre, failure: type[BaseException]
+) -> None:
+    told: list[str] = []
+
+    async def notify(question: Any) -> None:
+        told.append(question.id)
+        if len(told) == 1:
+            raise failure
+
+    await house.client.start(asking)
+    await house.client.start(asking)
+    actor = await house.hire(asking, notify=notify)
+    await house.until(lambda: len(told) == 3)  # the first failed, and is told again after the second
+
+    assert told[0] == told[2]
+    assert not actor.running.done()
+
+
 async def test_tasks_that_cannot_be_recovered_hold_up_no_other(house: Theatre, monkeypatch: pytest.MonkeyPatch) -> None:
     first = await house.hire(asking)
     handles = await house.client.start_all(asking.bind() for _ in range(5))

@@ -12,9 +12,10 @@ import pytest
 
 import perdure
 from perdure.definitions import AgentCall, call_of
-from perdure.errors import StoreBusy, StoreError
+from perdure.errors import InvariantError, StoreBusy, StoreError
 from perdure.model.task import Fence, Lane
 from perdure.runtime.durable import new_task
+from perdure.runtime.sweeper import Sweeper
 from perdure.settings import Settings
 from perdure.store import admission, aio, ends, steps, tasks
 from perdure.store.database import Unit, Waiter
@@ -357,3 +358,28 @@ async def test_a_task_without_a_version_is_run_by_the_one_declared_last(house: T
     task = await house.client.start("lead")
 
     assert await task.result() == order[-1]
+
+
+# -- its loops ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [asyncio.CancelledError, None, RuntimeError])
+async def test_a_loop_that_ends_although_nobody_stopped_the_worker_ends_it_by_an_error(
+    house: Theatre,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: type[BaseException] | None,
+) -> None:
+    @perdure.agent
+    async def idle() -> None: ...
+
+    async def ending(_sweeper: Sweeper) -> None:
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(Sweeper, "tell_always", ending)
+    actor = await house.hire(idle)
+    with pytest.raises(end if end is RuntimeError else InvariantError):
+        await actor.running
+
+    assert f"worker {actor.worker.instance_id} ends" in caplog.text

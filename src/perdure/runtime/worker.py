@@ -20,7 +20,16 @@ from random import Random
 from typing import Any, TypeVar
 
 from perdure.definitions import AgentDefinition
-from perdure.errors import Damaged, ForkedStore, NetworkFileSystem, NotFound, SchemaTooNew, StoreClosed, StoreError
+from perdure.errors import (
+    Damaged,
+    ForkedStore,
+    InvariantError,
+    NetworkFileSystem,
+    NotFound,
+    SchemaTooNew,
+    StoreClosed,
+    StoreError,
+)
 from perdure.model.event import EventKind
 from perdure.model.question import Question
 from perdure.model.task import Claim, Lane
@@ -125,7 +134,10 @@ class Worker:
     # -- from start to stop --------------------------------------------------------------------
 
     async def run(self, *, ready: asyncio.Event | None = None) -> Stopped:
-        """Work until `stop` is called; then hand back what can be handed back. Raises StoreError if the store fails."""
+        """Work until `stop` is called; then hand back what can be handed back.
+
+        Raises StoreError if the store fails. A loop that ends in any way before the stop ends the worker by an error.
+        """
         await self._member.register(list(self._agents))
         loop = asyncio.get_running_loop()
         unlisten = self.store.database.listen(lambda: _ring(loop, self._hinted))
@@ -145,7 +157,10 @@ class Worker:
         stop = loop.create_task(self._stop_now.wait())
         try:
             await asyncio.wait([stop, *loops], return_when=asyncio.FIRST_COMPLETED)
-            failed = next((task.exception() for task in loops if task.done() and not task.cancelled()), None)
+            ended = [_why_ended(task, is_stopping=self._is_stopping) for task in loops if task.done()]
+            failed = next((error for error in ended if error is not None), None)
+            if failed is not None:
+                log.error("worker %s ends: %s", self.instance_id, failed, exc_info=failed)
             await self._wind_down()
             if failed is not None:
                 raise failed
@@ -414,7 +429,12 @@ class Worker:
         try:
             async with asyncio.timeout(_NOTIFY_S):
                 await self._notify(question)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # A cancellation of its own making, by a session that was closed say, is a failure like any other.
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             log.exception("notify failed for %s; it is told again", question.id)
             return False
         return True
@@ -422,6 +442,23 @@ class Worker:
     def say(self, what: str, facts: Mapping[str, Any]) -> None:
         """News for whoever runs this worker."""
         self._news.say(what, facts)
+
+
+def _why_ended(loop: asyncio.Task[None], *, is_stopping: bool) -> BaseException | None:
+    """The error by which a loop has ended. Before the stop each end is one: a worker that lacks a loop is a shell."""
+    error = asyncio.CancelledError() if loop.cancelled() else loop.exception()
+    if is_stopping or isinstance(error, Exception):
+        return error
+    how = "returned" if error is None else f"ended by {type(error).__name__}"
+    broken = InvariantError(f"{loop.get_name()}, a loop of the worker, {how} although nobody stopped the worker")
+    broken.__cause__ = error
+    return broken
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the running asyncio task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _add_packs(tx: Transaction, packs: Sequence[Pack]) -> None:
