@@ -394,6 +394,8 @@ def _check_tool(definition: ToolDefinition) -> None:
         raise BadInput(
             f"risk is {definition.risk!r}; give a word, or a function of the arguments that returns one", field="risk"
         )
+    if not isinstance(definition.to, str):
+        raise BadInput(f"to is {definition.to!r}; give the name of who is asked, or an empty text", field="to")
     if definition.reconcile is not None and not callable(definition.reconcile):
         raise BadInput(f"reconcile is {definition.reconcile!r}; give a function of the doubt", field="reconcile")
     listed: Sequence[object] = definition.ambiguous

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from msgspec import Struct
 
@@ -177,6 +177,9 @@ class TaskInput:
     signal_contract: bytes | None
     tags: Mapping[str, str]
     metadata: Mapping[str, Any]
+
+
+MOST_USED: Final = 10**15  # in one report, so that no sum over a task outgrows its column
 
 
 class Usage(Struct, frozen=True):

@@ -11,6 +11,7 @@ import uuid as _uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Number
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -21,11 +22,13 @@ from perdure.errors import BadInput
 from perdure.model.event import EventKind
 from perdure.model.message import NewMessage
 from perdure.model.step import StepKind
+from perdure.model.task import MOST_USED
 from perdure.policy.budget import Budget
 from perdure.runtime import calls, durable
 from perdure.runtime.call import Call
 from perdure.runtime.verbs import call, gather, here, model, read, step
 from perdure.store import artifacts, messages, steps
+from perdure.store.sessions import check_id, need_text
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -61,7 +64,7 @@ async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | No
     """
     attempt = _attempt("receive")
     timeout_s = None if timeout is None else seconds(timeout, "timeout")
-    return await durable.receive(attempt, name, timeout_s=timeout_s, annotation=type)
+    return await durable.receive(attempt, check_id(name, "name"), timeout_s=timeout_s, annotation=type)
 
 
 @overload
@@ -72,7 +75,8 @@ async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Durat
     """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
     attempt = _attempt("ask")
     expires_s = None if expires is None else seconds(expires, "expires")
-    return await durable.ask(attempt, question, to=to, expires_s=expires_s, annotation=type)
+    need_text(question, "question")
+    return await durable.ask(attempt, question, to=need_text(to, "to"), expires_s=expires_s, annotation=type)
 
 
 # -- values that must repeat ----------------------------------------------------------------
@@ -123,6 +127,7 @@ async def message(role: str, content: Any, /) -> None:
     if attempt is None:
         return
     attempt.check()
+    need_text(role, "role")
     body = _encoded(content)
     key = _told_key(attempt, "message", {"role": role, "content": content})
     if key not in attempt.journal.message_keys:
@@ -159,7 +164,9 @@ async def last_checkpoint() -> Any:
 
 async def event(kind: str, payload: Any = None, /) -> None:
     """Write a skeleton event of your own kind; durable when this returns, written once over all attempts."""
-    await _tell_once("event", codec.mask_text(kind, ambient.secrets()), {} if payload is None else payload)
+    if here() is not None:
+        kind = codec.mask_text(need_text(kind, "kind"), ambient.secrets())
+        await _tell_once("event", kind, {} if payload is None else payload)
 
 
 async def artifact(name: str, data: bytes | str, /, *, media_type: str = "") -> str:
@@ -196,9 +203,17 @@ def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -
     scope = ambient.scope()
     if scope is not None:
         for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens), ("cost", cost)):
-            if value < 0:
-                raise BadInput(f"{name} is {value}; it cannot be negative", field=name)
+            _check_used(value, name)
         scope.usage.append({"input": input_tokens, "output": output_tokens, "cost": cost})
+
+
+def _check_used(value: object, field: str) -> None:
+    try:
+        is_number = isinstance(value, Number) and 0 <= cast("Any", value) <= MOST_USED
+    except (TypeError, ArithmeticError):  # A complex number has no order, nor has a Decimal that is none.
+        is_number = False
+    if not is_number:
+        raise BadInput(f"{field} is {value!r}; give a number from 0 to {MOST_USED:.0e}", field=field)
 
 
 def _content(data: object) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import ambient, codec
 from perdure.errors import NotSerializable
-from perdure.model.task import Usage
+from perdure.model.task import MOST_USED, Usage
 from perdure.runtime import stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
@@ -181,5 +181,5 @@ def _count(usage: Any, *names: str) -> int:
     for name in names:
         found = _member(usage, name)
         if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
-            return min(found, (1 << 63) - 1)
+            return min(found, MOST_USED)
     return 0

@@ -20,6 +20,7 @@ from perdure.runtime import calls
 from perdure.runtime.call import from_function, name_of
 from perdure.runtime.threads import run_in_thread
 from perdure.runtime.waits import gather_group
+from perdure.store.sessions import need_text
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -129,7 +130,7 @@ def check_named(name: object, fn: object) -> str:
     if not isinstance(name, str) or not name:
         raise BadInput(f"name is {name!r}; give a name, then a function, then its arguments", field="name")
     check_function(fn)
-    return name
+    return need_text(name, "name")
 
 
 # -- tools and agents of either kind --------------------------------------------------------

@@ -62,6 +62,13 @@ def check_text(text: str | None, field: str) -> str | None:
     return text
 
 
+def need_text(text: str, field: str) -> str:
+    """`text` as `check_text` has it, where there must be one. Raises BadInput."""
+    _size(text, field)
+    check_text(text, field)
+    return text
+
+
 def _size(text: str, field: str) -> int:
     if not isinstance(text, str):
         raise BadInput(f"{field} must be text, not {type(text).__name__}", field=field)

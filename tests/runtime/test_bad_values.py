@@ -1,0 +1,89 @@
+"""What agent code must not give is refused at the door, by a BadInput that names it, and the attempt goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.errors import BadInput
+from tests.theatre import Theatre
+
+HALF = "\ud800"  # of a surrogate pair
+BAD: list[tuple[str, Callable[[], Any]]] = [
+    *[("role", lambda role=role: perdure.message(role, "hi")) for role in (None, 1, HALF)],
+    *[("kind", lambda kind=kind: perdure.event(kind, {})) for kind in (None, float("nan"), 2**70, HALF, "a\0")],
+    *[("question", lambda text=text: perdure.ask(text)) for text in (None, 1, HALF, "a\0")],
+    *[("to", lambda to=to: perdure.ask("Which?", to=to)) for to in (None, 1, HALF)],
+    *[("name", lambda name=name: perdure.receive(name)) for name in (None, "", 2**70, HALF, "a" * 513)],
+    *[("name", lambda name=name: perdure.step(name, lambda: 1)) for name in (None, "", HALF, "a\0")],
+]
+MOST = 2**63 - 1
+NO_NUMBERS: list[Any] = [float("nan"), float("inf"), -1, 2**70, None, "1", 1j, Decimal("nan")]
+
+
+@pytest.mark.parametrize(("field", "give"), BAD)
+async def test_what_no_column_can_hold_is_refused_and_costs_no_attempt(
+    house: Theatre, field: str, give: Callable[[], Any]
+) -> None:
+    refused: list[BadInput] = []
+
+    @perdure.agent
+    async def careless() -> str:
+        try:
+            await give()
+        except BadInput as error:
+            refused.append(error)
+        return "went on"
+
+    assert await house.play(careless) == "went on"
+    assert [one.field for one in refused] == [field]
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens", "cost"])
+async def test_usage_that_is_no_number_is_refused_before_it_is_counted(house: Theatre, name: str) -> None:
+    refused: list[str] = []
+
+    @perdure.agent
+    async def spender() -> None:
+        async def ask_model() -> str:
+            perdure.usage(**{name: 2})
+            for value in NO_NUMBERS:
+                try:
+                    perdure.usage(**{name: value})
+                except BadInput as error:
+                    refused.append(error.field)
+            return "text"
+
+        await perdure.model(ask_model)
+
+    await house.play(spender)
+    (task,) = house.every_task()
+    step = next(one for one in house.steps(house.client.task(task.id)) if one.key)
+
+    assert refused == [name] * len(NO_NUMBERS)
+    assert step.prompt_tokens + step.completion_tokens + step.cost == 2
+    assert task.attempt == 1
+
+
+async def test_what_a_result_says_of_its_usage_never_outgrows_a_column(house: Theatre) -> None:
+    @perdure.agent
+    async def spender() -> str:
+        async def ask_model(n: int) -> dict[str, Any]:
+            return {"n": n, "usage": {"input_tokens": MOST, "output_tokens": MOST}}
+
+        for n in range(3):
+            await perdure.model(ask_model, n)
+        return "went on"
+
+    assert await house.play(spender) == "went on"
+
+
+def test_a_tool_that_asks_nobody_by_name_is_no_tool() -> None:
+    async def pay() -> None: ...
+
+    with pytest.raises(BadInput, match="to is None"):
+        perdure.tool(to=None)(pay)  # type: ignore[call-overload]  # as an unchecked caller may
