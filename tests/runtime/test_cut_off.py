@@ -63,7 +63,7 @@ async def test_a_call_that_returns_after_its_question_was_settled_has_nothing_to
     was_over_first = not returned.is_set()
     await returned.wait()
     await asyncio.sleep(1)
-    left = actor.worker.in_flight.word(task.id, house.steps(task, "act")[0].key or "")
+    left = await actor.worker.in_flight.word(task.id, house.steps(task, "act")[0].key or "")
     await house.dismiss(actor)
 
     assert was_over_first

@@ -14,6 +14,7 @@ from perdure.testing.actor import Actor
 from tests.theatre import Theatre
 
 BRIEF = Settings(sweep_s=0.5, poll_ms=500, heartbeat_s=1, lease_s=6, question_expiry_s=10_000)
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -108,9 +109,10 @@ async def test_inside_a_low_call_it_is_taken_over_and_fenced(house: Theatre, pla
     assert len(house.store.read(instances.alive)) == 2
 
 
+@pytest.mark.parametrize("jump_ms", [0, -DAY_MS, DAY_MS])
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 async def test_woken_inside_a_high_call_its_own_word_counts_and_not_the_answer_before(
-    house: Theatre, place: Place, ends: str
+    house: Theatre, place: Place, ends: str, jump_ms: int
 ) -> None:
     @perdure.tool
     async def pay() -> str:
@@ -135,6 +137,7 @@ async def test_woken_inside_a_high_call_its_own_word_counts_and_not_the_answer_b
     await doubt.resolve(perdure.not_happened(), by="ana")
     await asyncio.sleep(60)
     done_before = list(place.done)
+    house.loop.jump(jump_ms)
     thaw(place, first)
     result = await task.result()
 
@@ -259,7 +262,42 @@ async def test_waiting_for_proof_costs_no_events_and_no_permit(house: Theatre, p
     assert await task.result() == "paid"
 
 
-async def test_proven_dead_before_the_answer_the_call_runs_again_at_once(house: Theatre, place: Place) -> None:
+async def test_killed_after_its_effect_and_after_the_answer_the_person_is_asked_again_whatever_the_clock_says(
+    house: Theatre, place: Place
+) -> None:
+    @perdure.tool
+    async def pay() -> str:
+        await place.hold()
+        place.done.append(place.worker)
+        await asyncio.sleep(1e6)
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await freeze(place, first)
+    await taken_over(house, task, host)
+    early = await house.question()
+    await early.resolve(perdure.not_happened(), by="ana")
+    house.loop.jump(-DAY_MS)
+    thaw(place, first)
+    await house.until(lambda: place.done)
+    house.kill(first)
+    late = await house.question()
+    await late.resolve(perdure.happened("found"), by="ana")
+
+    assert late.id != early.id
+    assert await task.result() == "found"
+    assert len(place.done) == 1
+
+
+@pytest.mark.parametrize("jump_ms", [0, -DAY_MS])
+async def test_proven_dead_before_the_answer_the_call_runs_again_at_once(
+    house: Theatre, place: Place, jump_ms: int
+) -> None:
     @perdure.tool
     async def pay() -> str:
         await place.hold()
@@ -276,6 +314,7 @@ async def test_proven_dead_before_the_answer_the_call_runs_again_at_once(house: 
     house.kill(first)
     await taken_over(house, task, host)
     doubt = await house.question()
+    house.loop.jump(jump_ms)
     before = house.loop.time()
     await doubt.resolve(perdure.not_happened(), by="ana")
 

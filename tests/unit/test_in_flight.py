@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from perdure.clock import FakeClock
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.store.last_words import LastWord, WordKind
 
@@ -15,7 +14,10 @@ PAY = LastWord("task", "pay", 1)
 
 @pytest.fixture
 def calls() -> InFlightCalls:
-    return InFlightCalls(FakeClock())
+    async def last_order() -> int:
+        return 7
+
+    return InFlightCalls(last_order)
 
 
 async def _left(calls: InFlightCalls) -> asyncio.Future[str]:
@@ -38,7 +40,7 @@ async def test_how_a_call_ended_that_its_caller_had_left_is_known(calls: InFligh
     await _return(running)
 
     assert not calls.holds("task", "pay")
-    word = calls.word("task", "pay")
+    word = await calls.word("task", "pay")
     assert word is not None
     assert (word.kind, word.body) == (WordKind.COMPLETED, b"1")
 

@@ -33,6 +33,7 @@ class Question:
     """A question's row. `digest` binds an answer to the arguments it was given for.
 
     `anyway`: a call in doubt that did not happen runs again although its old owner has not been proven dead.
+    `answered_order` places the answer among the ends of processes, whatever the clocks say.
     """
 
     n: int
@@ -56,6 +57,7 @@ class Question:
     answered_at: int | None
     notified_at: int | None
     spent_at: int | None
+    answered_order: int | None
 
     @classmethod
     def from_row(cls, row: Row) -> Self:

@@ -165,10 +165,10 @@ async def _settle(attempt: Attempt, matter: _Matter) -> Any:
         if verdict.kind != NOT_HAPPENED:
             return await _give_up(attempt, matter, question)
         dead = await zombies.until_dead(attempt, step.key, matter.held_by, question)
-        if dead.anyway or question.anyway or dead.at_ms < (question.answered_at or 0):
-            return await _run_again(attempt, matter, question)
         if dead.word is not None and dead.word.kind is not WordKind.CUT_OFF:
             return await _act_on_word(attempt, matter, dead.word, question)
+        if dead.anyway or question.anyway or dead.came_before(question):
+            return await _run_again(attempt, matter, question)
         await journal.write(questions.void, journal.fence, question.id, reason="its holder outlived the answer")
         matter.cause = f"{matter.cause}; whoever held it was still alive when that was answered, and may have gone on"
 

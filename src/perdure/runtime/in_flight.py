@@ -7,11 +7,12 @@ nobody may run it again. How it ended after its caller had left is kept, as the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from perdure.clock import Clock
+from perdure.errors import StoreError
 from perdure.store.last_words import LastWord, WordKind
 
 Place = tuple[str, str]
@@ -19,12 +20,13 @@ Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]
 
 
 class InFlightCalls:
-    """The running calls by task and key. Belongs to one event loop."""
+    """The running calls by task and key. Belongs to one event loop. `last_order` reads the newest place (order.py)."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, last_order: Callable[[], Awaitable[int]]) -> None:
+        self._last_order = last_order
         self._running: dict[Place, set[asyncio.Future[Any]]] = {}
         self._words: dict[Place, LastWord] = {}
+        self._placing: dict[Place, asyncio.Task[None]] = {}
         self._settled: WeakSet[asyncio.Future[Any]] = WeakSet()  # they run on, with nothing to add
 
     def add(self, task_id: str, key: str, running: asyncio.Future[Any]) -> None:
@@ -55,11 +57,20 @@ class InFlightCalls:
 
     def keep(self, word: LastWord) -> None:
         """What is known of a call whose outcome could not be put on record."""
-        self._words[word.task_id, word.key] = word._replace(at_ms=self._clock.now_ms())
+        place = (word.task_id, word.key)
+        self._words[place] = word
+        if word.kind is WordKind.CUT_OFF:  # It says nothing: only what a person says later counts.
+            self._placing[place] = asyncio.get_running_loop().create_task(self._place(word))
 
-    def word(self, task_id: str, key: str) -> LastWord | None:
+    async def word(self, task_id: str, key: str) -> LastWord | None:
         """How a call that its caller had left has ended, if that is known."""
-        return self._words.get((task_id, key))
+        place = (task_id, key)
+        known = self._words.get(place)
+        if known is not None and known.kind is WordKind.CUT_OFF and known.order is None:
+            if place not in self._placing:
+                self.keep(known)  # It could not be placed when it was left.
+            await asyncio.wait({self._placing[place]})
+        return self._words.get(place)
 
     def forget(self, task_id: str, key: str) -> None:
         """The call's outcome is on record: no word about it is wanted, not even of a thread that is still inside."""
@@ -75,7 +86,8 @@ class InFlightCalls:
         """These words are on record, where they are found from now on."""
         for word in words:
             place = (word.task_id, word.key)
-            if self._words.get(place) == word:
+            known = self._words.get(place)
+            if known is not None and (known.attempt, known.kind) == (word.attempt, word.kind):
                 del self._words[place]
 
     def holds(self, task_id: str, key: str) -> bool:
@@ -90,3 +102,14 @@ class InFlightCalls:
     def all(self) -> frozenset[asyncio.Future[Any]]:
         """Everything that runs now."""
         return frozenset(future for futures in self._running.values() for future in futures)
+
+    async def _place(self, word: LastWord) -> None:
+        place = (word.task_id, word.key)
+        try:
+            with suppress(StoreError):  # Until it is placed, it counts as later than any answer.
+                order = await self._last_order()
+                if self._words.get(place) is word:
+                    self._words[place] = word._replace(order=order)
+        finally:
+            if self._placing.get(place) is asyncio.current_task():
+                del self._placing[place]

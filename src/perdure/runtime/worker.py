@@ -42,7 +42,7 @@ from perdure.runtime.permits import PermitQueue
 from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
 from perdure.runtime.sweeper import Sweeper
 from perdure.states import QuestionStatus
-from perdure.store import Store, aio, events, instances, task_lists, tasks
+from perdure.store import Store, aio, events, instances, order, task_lists, tasks
 from perdure.store.database import Transaction
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Worker:
         self.store = store
         self.settings = store.settings
         self.random: Random = store.ids.random()
-        self._in_flight = InFlightCalls(store.clock)
+        self._in_flight = InFlightCalls(lambda: aio.read(store, order.last))
         self.pulses = PulseBuffer(self.settings.pulse_kept, clock=store.clock)
         self._flusher = PulseFlusher(
             self.pulses,

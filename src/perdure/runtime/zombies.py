@@ -2,7 +2,7 @@
 
 "It did not happen, run it" was true when it was said. A process that was only frozen may have woken since, and gone
 on in the middle of the call. So the answer acts only once that process is known to be dead, and if it was not dead
-yet when the answer was given, its last word about the call decides.
+yet when the answer was given, that counts no longer. Its last word about the call decides in any case.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ _LOOK_AGAIN_MS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Nobody can be inside the call any more, since `at_ms`; `word` is what its holder said at the end, if anything.
+    """Nobody can be inside the call any more; `word` is what its holder said at the end, if anything.
 
+    `order` is where that came among the answers, which no clock decides; None: after all of them.
     `anyway`: a person said not to wait for proof.
     """
 
-    at_ms: int
+    order: int | None
     word: LastWord | None
     anyway: bool = False
+
+    def came_before(self, question: Question) -> bool:
+        """Whether nobody was inside the call any more when this was answered."""
+        return self.order is not None and question.answered_order is not None and self.order < question.answered_order
 
 
 async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
@@ -41,15 +46,15 @@ async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
     if owner is not None and owner.instance_id == attempt.host.instance_id:
         if in_flight.holds(task_id, key):
             return None
-        word = in_flight.word(task_id, key)
+        word = await in_flight.word(task_id, key)
         if word is None or word.attempt != held_by:
             # Told already, with those of an identity of this process that was given up meanwhile.
             word = await journal.read(last_words.last, task_id, key, held_by)
-        return Dead(0 if word is None else word.at_ms, word)
+        return Dead(0 if word is None else word.order, word)
     if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
         return None
     word = await journal.read(last_words.last, task_id, key, held_by)
-    return Dead(0 if owner is None else owner.stopped_at or 0, word)
+    return Dead(0 if owner is None else owner.stopped_order or 0, word)
 
 
 async def until_dead(attempt: Attempt, key: str, held_by: int, question: Question | None) -> Dead:

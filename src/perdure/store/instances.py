@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from perdure.errors import NotFound
 from perdure.model.instance import Instance, InstanceType
+from perdure.store import order
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
@@ -136,6 +137,7 @@ def mark_stopped(tx: Transaction, instance_id: str) -> bool:
     """The process has ended, or has acknowledged that it no longer owns anything. Idempotent."""
     won = tx.run(Q.stop, id=instance_id) == 1
     if won:
+        tx.run(Q.place_stop, id=instance_id, order=order.take(tx))
         tx.hint()
     return won
 

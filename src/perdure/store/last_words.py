@@ -11,7 +11,7 @@ from perdure.errors import Error, NotApplied
 from perdure.model.event import EventKind
 from perdure.policy.retry import classify
 from perdure.states import TaskStatus
-from perdure.store import ends, events, steps
+from perdure.store import ends, events, order, steps
 from perdure.store.database import Transaction
 from perdure.store.queries import load
 
@@ -29,14 +29,17 @@ class WordKind(StrEnum):
 
 
 class LastWord(NamedTuple):
-    """What a process says of a call when it gives its tasks up. It moves nothing: whoever goes on may read it."""
+    """What a process says of a call when it gives its tasks up. It moves nothing: whoever goes on may read it.
+
+    `order`: the call had ended by then (order.py); None when that is not known.
+    """
 
     task_id: str
     key: str
     attempt: int
     kind: WordKind = WordKind.NOT_CALLED
     body: bytes = b""  # canonical JSON of the result, or of the error
-    at_ms: int = 0
+    order: int | None = None
 
 
 def of_ended_tasks(tx: Transaction, words: Sequence[LastWord]) -> list[LastWord]:
@@ -57,7 +60,8 @@ def tell(tx: Transaction, words: Sequence[LastWord]) -> None:
         step_index, outcome, attempt, status = row
         if outcome is not None and not (attempt == word.attempt and _contradicts(word, outcome)):
             continue
-        told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "at": word.at_ms}
+        place = order.last(tx) if word.kind is WordKind.CUT_OFF and word.order is None else word.order
+        told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "order": place}
         events.tell(tx, word.task_id, EventKind.CALL_ENDED_LATE, told)
         if outcome is None and attempt == word.attempt and _is_over(status):
             _settle(tx, word, step_index)
@@ -88,5 +92,5 @@ def last(tx: Transaction, task_id: str, key: str, attempt: int) -> LastWord | No
     """The last word about a call of one attempt, or None."""
     for told in events.payloads_of(tx, task_id, EventKind.CALL_ENDED_LATE):
         if (told.get("key"), told.get("attempt")) == (key, attempt):
-            return LastWord(task_id, key, attempt, WordKind(told["outcome"]), told["body"], told["at"])
+            return LastWord(task_id, key, attempt, WordKind(told["outcome"]), told["body"], told["order"])
     return None

@@ -1,6 +1,7 @@
 """Questions: what a person must answer. An answer is bound to what was asked, given once, and spent once.
 
-Locks: session, then the task's row, then the question. A question about a call is found again by its step key.
+Locks: session, then the task's row, then the question, last the counter that places an answer. A question about a
+call is found again by its step key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from perdure.model.question import NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Fence, Task, WaitKind
 from perdure.policy.recovery import Verdict
 from perdure.states import QUESTION, QuestionStatus, TaskStatus
-from perdure.store import ends, events, payloads, sessions
+from perdure.store import ends, events, order, payloads, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
@@ -232,6 +233,7 @@ def _settle(
     )
     _tell(tx, task.id, QUESTION.event(verb), {"question": question_id, "by": by, "reason": reason})
     _move_on(tx, task, found, verb, by=by, reason=reason, revision=revision)
+    tx.run(Q.place_answer, id=question_id, order=order.take(tx))
     tx.hint()
     return get(tx, question_id)
 

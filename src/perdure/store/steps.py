@@ -329,14 +329,14 @@ def _effect(tx: Transaction, row: Row) -> Effect:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who held a task in one of its attempts, and what is known of that process."""
+    """Who held a task in one of its attempts, and what is known of that process. `stopped_order`: see order.py."""
 
     instance_id: str
     status: str | None
     host: str | None
     pid: int | None
     execution_id: str
-    stopped_at: int | None
+    stopped_order: int | None
 
 
 def owner(tx: Transaction, task_id: str, attempt: int) -> Owner | None:

@@ -56,6 +56,11 @@ UPDATE instances
 SET status = {to:instance.stop}, stopped_at = {now}
 WHERE id = :id AND status IN ({from:instance.stop})
 
+-- name: place_stop
+UPDATE instances
+SET stopped_order = :order
+WHERE id = :id
+
 -- name: crashed
 -- Only those whose death can be seen from here: of another machine nothing but the silence ever is.
 SELECT {columns}

@@ -2,7 +2,8 @@
 
 -- fragment: columns
 q.n, q.id, q.session_id, t.id, t.agent, q.step_key, q.kind, q."to", q.text, q.evidence, q.digest, q.status, q.answer,
-q.answered_by, q.reason, q.anyway, q.created_at, q.expires_at, q.answered_at, q.notified_at, q.spent_at
+q.answered_by, q.reason, q.anyway, q.created_at, q.expires_at, q.answered_at, q.notified_at, q.spent_at,
+q.answered_order
 
 -- name: next_number
 UPDATE counters
@@ -64,6 +65,11 @@ UPDATE questions
 SET status = :status, answer = :answer, answered_by = :answered_by, reason = :reason, answered_at = {now},
     anyway = :anyway, revision = :revision
 WHERE id = :id AND status IN ({from:question.answer})
+
+-- name: place_answer
+UPDATE questions
+SET answered_order = :order
+WHERE id = :id
 
 -- name: allow_anyway
 UPDATE questions

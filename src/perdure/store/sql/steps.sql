@@ -123,7 +123,7 @@ LIMIT :limit
 
 -- name: owner_instance
 -- Who held the task when this step was begun.
-SELECT a.instance_id, i.status, i.host, i.pid, a.execution_id, i.stopped_at
+SELECT a.instance_id, i.status, i.host, i.pid, a.execution_id, i.stopped_order
 FROM attempts a
 JOIN tasks t ON t.n = a.task
 LEFT JOIN instances i ON i.id = a.instance_id

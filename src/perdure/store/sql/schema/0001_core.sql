@@ -2,12 +2,12 @@
 -- Dialect words in braces: int, text, blob, rowid, strict; statuses come from states.py.
 -- Append tables have an integer row id and small unique keys; mutable rows stay small and apart from payloads.
 
--- One row: numbers handed out in the order of their commits.
+-- One row: numbers handed out in the order of their commits. 'order' says what came first where no clock may.
 CREATE TABLE counters (
     name {text} NOT NULL PRIMARY KEY,
     value {int} NOT NULL CHECK (value >= 0)
 ) {strict};
-INSERT INTO counters (name, value) VALUES ('generation', 0), ('question', 0);
+INSERT INTO counters (name, value) VALUES ('generation', 0), ('question', 0), ('order', 0);
 
 CREATE TABLE sessions (
     n {rowid},
@@ -32,6 +32,7 @@ CREATE TABLE instances (
     heartbeat_at {int} NOT NULL,
     started_at {int} NOT NULL,
     stopped_at {int},
+    stopped_order {int},
     CHECK (status <> {status:instance.stopped} OR stopped_at IS NOT NULL)
 ) {strict};
 CREATE INDEX instances_alive ON instances (n) WHERE status NOT IN ({status:instance.crashed}, {status:instance.stopped});
@@ -294,6 +295,7 @@ CREATE TABLE questions (
     created_at {int} NOT NULL,
     expires_at {int},
     answered_at {int},
+    answered_order {int},
     notified_at {int},
     spent_at {int},
     revision {int} NOT NULL DEFAULT 0,

@@ -1,0 +1,12 @@
+-- Order: what came first, where no clock may decide.
+
+-- name: take
+UPDATE counters
+SET value = value + 1
+WHERE name = 'order'
+RETURNING value
+
+-- name: last
+SELECT value
+FROM counters
+WHERE name = 'order'
