@@ -17,12 +17,17 @@ from tests.world import BOOM, World, new_task, timer
 
 TASKS = 200
 THREADS = 4
+HOUR_MS = 3_600_000
 
 
-def test_every_way_back_to_pending_gives_the_rank_that_admission_gives(world: World) -> None:
+def test_every_way_back_to_pending_gives_the_rank_that_admission_gives_and_outlives_a_clock_set_back(
+    world: World,
+) -> None:
     def rank_fits(task_id: str) -> bool:
         task = world.task(task_id)
-        return task.status == "pending" and task.rank == rank_ms(task.available_at, task.priority)
+        return task.status == "pending" and task.rank == rank_ms(
+            task.available_at or world.clock.now_ms(), task.priority
+        )
 
     def wake(claim: Claim) -> None:
         world.set_aside(claim, *timer(world.clock.now_ms() + 10))
@@ -42,13 +47,21 @@ def test_every_way_back_to_pending_gives_the_rank_that_admission_gives(world: Wo
         "suspend": lambda one: world.set_aside(one, *timer(world.clock.now_ms())),
         "wake": wake,
         "recover": recover,
+        "retry at once": lambda one: world.store.call(
+            tasks.retry, one.fence, available_at=world.clock.now_ms(), error=BOOM
+        ),
     }
-    claim = world.start(priority=3)
+    task = world.admit(priority=3)
+    world.clock.jump(-HOUR_MS)
+    claim = world.claim(task.id)
     for way, go in ways.items():
         go(claim)
 
         assert rank_fits(claim.task.id), way
-        world.clock.advance(10)
+        if way == "retry":
+            world.clock.advance(10)
+        else:
+            world.clock.jump(-HOUR_MS)
         claim = world.claim(claim.task.id)
 
 

@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _due(self, model: Model, at: int | None = None) -> None:
         model.status, model.owner, model.waits = "pending", None, ()
-        model.available_at = self.now if at is None else at
+        model.available_at = 0 if at is None or at <= self.now else at
 
     def _happened(self, model: Model, wait: Wait) -> bool:
         if wait.until_ms is not None and wait.until_ms <= self.now:
@@ -204,7 +204,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         if key is not None:
             self.keys[key] = task.id
-        self.models[task.id] = Model(task.id, risk, None, Mode.FOREGROUND, deadline, available_at=self.now)
+        self.models[task.id] = Model(task.id, risk, None, Mode.FOREGROUND, deadline)
 
     def spawn(self, random: Random) -> None:
         claim, model, holds = self._claim(random)
@@ -219,7 +219,7 @@ class StoreMachine(RuleBasedStateMachine):
         child = self.world.spawn(claim, key, mode=mode)
         self.keys[f"{model.id}/{key}"] = child.id
         model.steps[key] = ("low", False)
-        self.models[child.id] = Model(child.id, "low", model.id, mode, model.deadline, available_at=self.now)
+        self.models[child.id] = Model(child.id, "low", model.id, mode, model.deadline)
 
     def claim(self, random: Random) -> None:
         model, who = self._task(random, "pending"), self.world.worker

@@ -244,7 +244,7 @@ def _check_same(one: NewTask, task: Task) -> None:
 
 
 def _insert(tx: Transaction, task_id: str, one: NewTask, place: _Place) -> Task:
-    available_at = tx.now + one.delay_ms
+    starts_at = tx.now + one.delay_ms
     deadline_at = one.deadline_at
     if one.deadline_ms is not None:
         relative = tx.now + one.deadline_ms
@@ -269,12 +269,12 @@ def _insert(tx: Transaction, task_id: str, one: NewTask, place: _Place) -> Task:
         lane=one.lane,
         execution=one.execution,
         priority=one.priority,
-        rank=rank_ms(available_at, one.priority),
+        rank=rank_ms(starts_at, one.priority),
         depth=place.depth,
         risk=one.risk,
         risk_seen=_LOW,
         resume=one.resume,
-        available_at=available_at,
+        available_at=starts_at if one.delay_ms else task_ops.AT_ONCE,
         deadline_at=deadline_at,
         forked_from=one.forked_from,
         origin="run",

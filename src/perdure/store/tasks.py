@@ -30,6 +30,7 @@ K = load("questions")
 I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
 
 NEVER_MS = 1 << 62  # an instant that does not come
+AT_ONCE = 0  # available_at of a pending task that waits for no time: due whatever the clock does later
 DEAD = "dead:"  # before an instance's id, in a timer that also ends when that instance is proven dead
 
 
@@ -169,7 +170,9 @@ def release(tx: Transaction, fence: Fence, *, reason: str) -> None:
 
 def retry(tx: Transaction, fence: Fence, *, available_at: int, error: Error, rerun_steps: Sequence[int] = ()) -> int:
     """Give the task another attempt later; the steps named run anew then. Returns its failures so far."""
-    row = tx.one(Q.retry, **_fence(fence), available_at=available_at)
+    is_later = available_at > tx.now
+    rank_at = available_at if is_later else tx.now
+    row = tx.one(Q.retry, **_fence(fence), available_at=available_at if is_later else AT_ONCE, rank_at=rank_at)
     if row is None:
         _refuse(tx, fence, "retry")
     proof, failures = Proof(*row[:-1]), row[-1]

@@ -333,14 +333,14 @@ RETURNING {proof}
 -- name: suspend_to_pending
 -- What it waited for had happened already: due at once.
 UPDATE tasks
-SET status = {to:wake}, waiting_for = '[]', available_at = {now}, rank = {now} - {priority_step_ms} * priority,
+SET status = {to:wake}, waiting_for = '[]', available_at = 0, rank = {now} - {priority_step_ms} * priority,
     execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
 WHERE id = :id AND status IN ({from:suspend}) AND {owned}
 RETURNING {proof}
 
 -- name: wake
 UPDATE tasks
-SET status = {to:wake}, waiting_for = '[]', available_at = {now}, rank = {now} - {priority_step_ms} * priority,
+SET status = {to:wake}, waiting_for = '[]', available_at = 0, rank = {now} - {priority_step_ms} * priority,
     event_seq = event_seq + 1, updated_at = {now}
 WHERE id = :id AND status IN ({from:wake}) AND execution_id IS NULL
 RETURNING {proof}
@@ -354,14 +354,14 @@ LIMIT :limit OFFSET :skip
 
 -- name: release
 UPDATE tasks
-SET status = {to:release}, waiting_for = '[]', available_at = {now}, rank = {now} - {priority_step_ms} * priority,
+SET status = {to:release}, waiting_for = '[]', available_at = 0, rank = {now} - {priority_step_ms} * priority,
     execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
 WHERE id = :id AND status IN ({from:release}) AND {owned}
 RETURNING {proof}
 
 -- name: retry
 UPDATE tasks
-SET status = {to:retry}, waiting_for = '[]', available_at = :available_at, rank = :available_at - {priority_step_ms} * priority,
+SET status = {to:retry}, waiting_for = '[]', available_at = :available_at, rank = :rank_at - {priority_step_ms} * priority,
     failures = failures + 1, execution_id = NULL, instance_id = NULL, event_seq = event_seq + 1, updated_at = {now}
 WHERE id = :id AND status IN ({from:retry}) AND {owned}
 RETURNING {proof}, failures
@@ -375,7 +375,7 @@ RETURNING {proof}
 
 -- name: recover
 UPDATE tasks
-SET status = {to:recover}, available_at = {now}, rank = {now} - {priority_step_ms} * priority, recoveries = :recoveries,
+SET status = {to:recover}, available_at = 0, rank = {now} - {priority_step_ms} * priority, recoveries = :recoveries,
     replay_from = :replay_from, event_seq = event_seq + 1, revision = :revision, updated_at = {now}
 WHERE id = :id AND status IN ({from:recover})
 RETURNING {proof}

@@ -80,7 +80,7 @@ CREATE TABLE tasks (
     resume {text} NOT NULL CHECK (resume IN ('auto', 'ask')),
     status {text} NOT NULL CHECK ({statuses:task}),
     waiting_for {text} NOT NULL DEFAULT '[]',
-    available_at {int} NOT NULL,
+    available_at {int} NOT NULL, -- 0: at once, whatever the clock does later
     deadline_at {int},
     execution_id {text},
     instance_id {text},
