@@ -17,7 +17,7 @@ from perdure.errors import BadInput
 from perdure.following import Following
 from perdure.model.event import Event
 from perdure.model.message import Message
-from perdure.model.page import Page, rows_of
+from perdure.model.page import Page, number_after, rows_of, whole
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, QuestionKind
 from perdure.model.question import Question as QuestionRow
 from perdure.model.task import Task
@@ -27,7 +27,7 @@ from perdure.runtime.durable import failure, new_task
 from perdure.runtime.liveness import judge
 from perdure.runtime.pulse import PulseBuffer
 from perdure.runtime.settling import as_outcome
-from perdure.runtime.starts import admit_one, agent_call, call_to_start, warn_of_equal
+from perdure.runtime.starts import admit_one, bound_call, call_to_start, warn_of_equal
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import (
@@ -44,6 +44,7 @@ from perdure.store import (
     tasks,
 )
 from perdure.store.database import Transaction
+from perdure.store.sessions import check_id
 
 __all__ = ["AskedQuestion", "Client", "Page", "Question", "TaskHandle"]
 
@@ -182,7 +183,7 @@ class TaskHandle(Generic[R]):
         Streamed events of the newest attempt come in between: at once when it runs on this app, else soon. When another
         attempt takes over, `task_started` tells.
         """
-        following = Following(self._client, self.id, after=after)
+        following = Following(self._client, self.id, after=whole(after, "after", least=-1))
         try:
             while not following.is_over:
                 for event in await following.next():
@@ -200,7 +201,7 @@ class TaskHandle(Generic[R]):
         True if this call did it, False when its outcome is known. Raises NotFound, Refused while the task goes on, and
         BadInput for a result that the tool cannot have returned.
         """
-        record = await self._client.read(steps.at_index, self.id, step)
+        record = await self._client.read(steps.at_index, self.id, whole(step, "step"))
         if verdict.kind == HAPPENED:
             answers.check_result(verdict.result, record.name, question_id=f"step {step}")
         outcome = as_outcome(verdict, tool=record.name, reason=reason)
@@ -217,13 +218,13 @@ class TaskHandle(Generic[R]):
 
     async def steps(self, *, limit: int = 100, after: str | None = None) -> Page[tuple[Any, Any]]:
         """The task's records with their inputs, by index."""
-        start = -1 if after is None else int(after)
-        found = await self._client.read(steps.listing, self.id, after=start, limit=limit)
+        start = number_after(after, start=-1)
+        found = await self._client.read(steps.listing, self.id, after=start, limit=whole(limit, "limit"))
         return Page(found, after=str(found[-1][0].step_index) if found and len(found) == limit else None)
 
     async def messages(self, *, limit: int = 10_000) -> list[Message]:
         """The task's transcript."""
-        return await self._client.read(messages.listing, self.id, limit=limit)
+        return await self._client.read(messages.listing, self.id, limit=whole(limit, "limit"))
 
     async def checkpoint_data(self) -> Any:
         """The state that the task saved last with `perdure.checkpoint`; None when it has saved none."""
@@ -321,13 +322,13 @@ class Client:
 
     async def start_all(self, calls: Iterable[Bound[R]], /) -> list[TaskHandle[R]]:
         """Admit a batch: all or none."""
-        bound = [agent_call(one.call) for one in calls]
+        bound = [bound_call(one) for one in calls]
         admitted = await self.perform(admission.admit, [new_task(one, key=one.options.key) for one in bound])
         return [self._handle(task.id, call) for task, call in zip(admitted.tasks, bound, strict=True)]
 
     def task(self, task_id: str, /) -> TaskHandle[Any]:
-        """A handle on a task that exists."""
-        return TaskHandle(self, task_id)
+        """A handle on a task that exists. Raises BadInput for what can be no id."""
+        return TaskHandle(self, check_id(task_id, "task"))
 
     async def tasks(
         self,
@@ -369,7 +370,7 @@ class Client:
         self, *, session: str | None = None, to: str | None = None, limit: int = 100, after: str | None = None
     ) -> Page[Question]:
         """Open questions, oldest first, after the cursor; at most 200 a page."""
-        start = 0 if after is None else int(after)
+        start = number_after(after, start=0)
         rows = await self.read(_open_questions, to=to, session_id=session, after=start, limit=limit)
         found = [Question(row, _arguments(evidence), evidence, self) for row, evidence in rows]
         return Page(found, after=str(found[-1].row.n) if len(found) >= rows_of(limit) else None)

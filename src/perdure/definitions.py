@@ -288,6 +288,10 @@ def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
             deadline = seconds(deadline, "deadline")
         if isinstance(deadline, datetime):
             instant_ms(deadline, "deadline")
+        if budget is not None and not isinstance(budget, Budget):
+            raise BadInput(f"budget is {budget!r}; give a perdure.Budget", field="budget")
+        if tags is not None and not isinstance(tags, Mapping):
+            raise BadInput(f"tags is {tags!r}; give a mapping of names to texts", field="tags")
         return _wrap_agent(
             definition,
             replace(

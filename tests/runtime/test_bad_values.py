@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.client import Client
 from perdure.errors import BadInput
 from tests.theatre import Theatre
 
@@ -87,3 +88,47 @@ def test_a_tool_that_asks_nobody_by_name_is_no_tool() -> None:
 
     with pytest.raises(BadInput, match="to is None"):
         perdure.tool(to=None)(pay)  # type: ignore[call-overload]  # as an unchecked caller may
+
+
+# -- from outside of a task -----------------------------------------------------------------------
+
+
+@perdure.agent
+async def echo(value: object = None) -> object:
+    return value
+
+
+DOORS: list[tuple[str, Callable[[Client, Any], Any], list[object]]] = [
+    ("agent", lambda client, bad: client.start(bad), [HALF, "", "a\0", None, 1]),
+    ("key", lambda client, bad: client.start(echo.options(key=bad)), [HALF, "", 1, []]),
+    ("item", lambda client, bad: client.start(echo.options(item=bad)), [HALF, 1, b"x"]),
+    ("tags", lambda client, bad: client.start(echo.options(tags=bad)), ["x", 1]),
+    ("budget", lambda client, bad: client.start(echo.options(budget=bad)), ["x", 1]),
+    ("calls", lambda client, bad: client.start_all([bad]), [None, "x", echo]),
+    ("task", lambda client, bad: client.task(bad).info(), [HALF, "", None, 2**70, []]),
+    ("session", lambda client, bad: client.tasks(session=bad), [HALF, 2**70, []]),
+    ("limit", lambda client, bad: client.tasks(limit=bad), ["x", None, 1.5]),
+    ("after", lambda client, bad: client.tasks(after=bad), ["", HALF, 1, b"x"]),
+    ("session", lambda client, bad: client.questions(session=bad), [HALF, 2**70]),
+    ("to", lambda client, bad: client.questions(to=bad), [HALF, 2**70]),
+    ("limit", lambda client, bad: client.questions(limit=bad), ["x", None, 1.5]),
+    ("after", lambda client, bad: client.questions(after=bad), ["", HALF, "-1", "1" * 30, 1, b"x"]),
+    ("question", lambda client, bad: client.question(bad), [None, 1, HALF, b"x"]),
+    ("limit", lambda client, bad: client.task("T").steps(limit=bad), ["x", None, 1.5, 2**70]),
+    ("after", lambda client, bad: client.task("T").steps(after=bad), ["", "x", 2**70, []]),
+    ("limit", lambda client, bad: client.task("T").messages(limit=bad), ["x", None, 1.5, 2**70]),
+    ("after", lambda client, bad: anext(client.task("T").follow(after=bad)), ["x", None, 1.5, 2**70]),
+    ("step", lambda client, bad: client.task("T").settle(bad, perdure.not_happened(), by="ana"), ["x", None, 10**30]),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "knock", "bad"), [(field, knock, bad) for field, knock, values in DOORS for bad in values]
+)
+async def test_a_door_refuses_what_it_cannot_take_by_its_name(
+    house: Theatre, field: str, knock: Callable[[Client, Any], Any], bad: object
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        await knock(house.client, bad)
+
+    assert refused.value.field == field

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perdure.definitions import AgentCall, AgentDefinition, AgentOptions, Startable, call_of, definition_of
+from perdure.definitions import AgentCall, AgentDefinition, AgentOptions, Bound, Startable, call_of, definition_of
 from perdure.errors import BadInput
 from perdure.model.task import Task
 from perdure.store import admission, task_lists
@@ -35,6 +35,13 @@ def call_to_start(agent: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if isinstance(agent, str):
         return _by_name(agent, args, kwargs)
     return agent_call(call_of(agent, args, kwargs))
+
+
+def bound_call(bound: Any) -> AgentCall:
+    """The call of `agent.bind(…)`. Raises BadInput for what is none."""
+    if not isinstance(bound, Bound):
+        raise BadInput(f"{bound!r} is no agent with its arguments; give agent.bind(…)", field="calls")
+    return agent_call(bound.call)
 
 
 def admit_one(tx: Transaction, new: admission.NewTask) -> tuple[admission.Admission, Task | None]:

@@ -140,8 +140,8 @@ def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewS
 
 
 def work_digest(agent: str, prompt: bytes, *, context: bytes | None = None, item: str | None = None) -> str:
-    """What makes two admissions the same work, as 32 hexadecimal digits."""
-    parts = (agent.encode("utf-8", "surrogatepass"), prompt, context or b"", (item or "").encode())
+    """What makes two admissions the same work, as 32 hexadecimal digits. Raises BadInput for a bad item."""
+    parts = (agent.encode("utf-8", "surrogatepass"), prompt, context or b"", (check_text(item, "item") or "").encode())
     framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return hashlib.sha256(framed).hexdigest()[:32]
 
@@ -163,12 +163,12 @@ class _Place:
 def _check(new: Sequence[NewTask]) -> None:
     if not new:
         raise BadInput("a batch needs at least one task", field="tasks")
-    keys = [one.key for one in new if one.key is not None]
+    keys = [check_id(one.key, "key") for one in new if one.key is not None]
     if len(keys) != len(set(keys)):
         raise BadInput("two tasks of one batch have the same key", field="key")
     for one in new:
         check_id(one.agent, "agent")
-        for text, name in ((one.key, "key"), (one.session_id, "session"), (one.forked_from, "forked_from")):
+        for text, name in ((one.session_id, "session"), (one.forked_from, "forked_from")):
             if text is not None:
                 check_id(text, name)
         for text, name in ((one.version, "version"), (one.definition_hash, "definition_hash")):

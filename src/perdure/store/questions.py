@@ -20,7 +20,7 @@ from perdure.store import ends, events, order, payloads, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
-from perdure.store.sessions import check_id, check_text
+from perdure.store.sessions import check_id, check_text, need_text
 from perdure.store.steps import STEP_KEY_BYTES
 from perdure.store.tasks import task_from_row
 
@@ -124,7 +124,7 @@ def answer_of(tx: Transaction, question: Question) -> object:
 
 def find(tx: Transaction, ending: str) -> str:
     """The id of the one question that is called so or whose id ends so. Raises NotFound or BadInput."""
-    ending = ending.lstrip("…")
+    ending = need_text(ending, "question").lstrip("…")
     check_id(ending or "?", "question")
     for known in (ending, ending.upper()):
         if tx.one(Q.get, id=known) is not None:
@@ -147,6 +147,8 @@ def open_list(
     tx: Transaction, *, to: str | None = None, session_id: str | None = None, after: int = 0, limit: int = 100
 ) -> list[Question]:
     """Open questions, oldest first, after row `after`. A limit outside 1..200 is clamped."""
+    check_text(to, "to")
+    check_text(session_id, "session")
     rows = tx.all(Q.open_list, to=to, session_id=session_id, after=after, limit=rows_of(limit))
     return [Question.from_row(row) for row in rows]
 

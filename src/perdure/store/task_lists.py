@@ -10,7 +10,7 @@ from perdure.model.task import Attempt, Outcome, Task
 from perdure.states import TASK, TaskStatus
 from perdure.store import payloads, tasks
 from perdure.store.database import Transaction
-from perdure.store.sessions import check_id
+from perdure.store.sessions import check_id, check_text, need_text
 from perdure.store.tasks import Q, read_error, task_from_row
 
 _FIRST = (1 << 62, "\U0010ffff")
@@ -29,7 +29,7 @@ class Cursor:
     @classmethod
     def parse(cls, text: str) -> Cursor:
         """Read a cursor that an earlier page gave. Raises BadInput for anything else."""
-        at, dash, task_id = text.partition("-")
+        at, dash, task_id = check_id(text, "after", limit=1024).partition("-")
         if not dash or not (at.isascii() and at.isdigit()) or len(at) > 18:
             raise BadInput(f"{text!r} is no cursor; give the `after` of an earlier page", field="after")
         return cls(int(at), check_id(task_id, "after"))
@@ -48,6 +48,8 @@ def recent(
     """Tasks newest first by (created_at, id), strictly before `after`. A limit outside 1..200 is clamped."""
     if status is not None and status not in TASK.statuses:
         raise BadInput(f"{status!r} is no status; known are {', '.join(TASK.statuses)}", field="status")
+    for text, name in ((session_id, "session"), (agent, "agent")):
+        check_text(text, name)
     limit = rows_of(limit)
     found: list[Task] = []
     created_at, task_id = (after.created_at, after.id) if after else _FIRST
@@ -101,7 +103,7 @@ def attempts(tx: Transaction, task_id: str) -> list[Attempt]:
 
 def newest_open_like(tx: Transaction, *, agent: str, work_digest: str) -> Task | None:
     """The newest open root task of the same agent and arguments, or None."""
-    row = tx.one(Q.newest_open_like, agent=agent, work_digest=work_digest)
+    row = tx.one(Q.newest_open_like, agent=check_id(agent, "agent"), work_digest=work_digest)
     return None if row is None else task_from_row(row)
 
 
@@ -134,7 +136,7 @@ def due_waiters(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str
 
 def outcome(tx: Transaction, task_id: str) -> Outcome | None:
     """How a task ended, its result unpacked, or None while it has not. Raises NotFound."""
-    row = tx.one(Q.outcome, id=task_id)
+    row = tx.one(Q.outcome, id=check_id(task_id, "task"))
     if row is None:
         tasks.get(tx, task_id)
         return None
@@ -144,7 +146,7 @@ def outcome(tx: Transaction, task_id: str) -> Outcome | None:
 
 def find(tx: Transaction, ending: str) -> str:
     """The id of the one task whose id ends so. Raises NotFound, or BadInput when several do."""
-    ending = ending.lstrip("…")
+    ending = need_text(ending, "task").lstrip("…")
     if not ending:
         raise BadInput("give the id of a task, or its last characters", field="task")
     check_id(ending, "task")
