@@ -10,6 +10,7 @@ import pytest
 
 import perdure
 from perdure import codec
+from perdure.store import aio, steps
 from tests.held_calls import Ledger, kill_inside
 from tests.theatre import Theatre
 
@@ -246,6 +247,41 @@ async def test_a_call_cancelled_by_its_agent_is_found_out_about_before_the_task_
     assert await task.result() == "impatient"
     assert ledger.done == ["act"]
     assert [one.outcome for one in house.steps(task, "act")] == ["failed"]
+
+
+async def test_a_call_cancelled_while_its_intent_is_written_was_not_made_and_nobody_is_asked(
+    house: Theatre, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_patiently = aio.call_patiently
+
+    async def tell_late(store: Any, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
+        done = await call_patiently(store, operation, *args, **kwargs)
+        if operation is steps.begin:
+            await asyncio.sleep(5)
+        return done
+
+    @perdure.tool
+    async def act() -> None:
+        ledger.note("act")
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            async with asyncio.timeout(1):
+                await act()
+        except TimeoutError:
+            return "gave up"
+        return "made"
+
+    monkeypatch.setattr(aio, "call_patiently", tell_late)
+    await house.hire(host)
+    task = await house.client.start(host)
+
+    assert await task.result() == "gave up"
+    assert ledger.done == []
+    assert await house.client.questions() == []
+    (step,) = [one for one in house.steps(task) if one.name == "act"]
+    assert step.outcome == "failed"
 
 
 async def test_a_step_in_doubt_that_new_code_does_not_reach_is_asked_about_before_completion(

@@ -74,6 +74,10 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
 async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_id: str | None, counts: bool) -> None:
     try:
         await attempt.journal.begin(step, question_id=question_id, counts=counts)
+    except asyncio.CancelledError:
+        # Its intent may be on record by now; its function has certainly not been called.
+        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+        raise
     except BudgetExceeded:
         # Nothing was begun; what the others have used meanwhile is seen from here on.
         attempt.intents.pop(step.key, None)
