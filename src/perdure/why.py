@@ -219,6 +219,8 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judg
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
         case WaitKind.TIMER:
             holder = next((key.removeprefix(tasks.DEAD) for key in wait.keys if key.startswith(tasks.DEAD)), None)
+            if holder is not None and holder == task.instance_id:
+                return "the answer is stored and acts once the call has returned, which still runs in its worker"
             if holder is not None:
                 return f"the answer is stored and acts once {_called(tx, holder)} is proven dead"
             assert wait.until_ms is not None, task.id

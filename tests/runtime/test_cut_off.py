@@ -361,3 +361,70 @@ async def test_sys_exit_in_a_tool_is_its_error_and_not_the_end_of_the_worker(hou
         return [str(error) for error in errors]
 
     assert await house.play(host) == ["sys.exit(1) was called", "SystemExit was raised: 2"]
+
+
+async def test_a_person_may_say_not_to_wait_for_a_call_that_hangs_in_this_very_worker(house: Theatre) -> None:
+    runs: list[int] = []
+    lets_go = asyncio.Event()
+
+    @perdure.tool(timeout=2)
+    async def act() -> str:
+        runs.append(len(runs))
+        if len(runs) == 1:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                await lets_go.wait()  # as a thread does, which nobody can cut
+        return f"run {len(runs)}"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.not_happened(), by="ana")
+    await asyncio.sleep(60)
+    told, ran = await task.why(), len(runs)
+    before = house.loop.time()
+    await doubt.resolve(perdure.not_happened(), by="ana", anyway=True)
+    result, took_s = await task.result(), house.loop.time() - before
+    lets_go.set()
+    await house.dismiss(actor)
+
+    assert ran == 1
+    assert "acts once the call has returned" in told
+    assert f"perdure answer {doubt.id} --not-happened --anyway" in told
+    assert (result, len(runs)) == ("run 2", 2)
+    assert took_s < 2
+
+
+async def test_an_answer_acts_as_soon_as_the_call_has_returned_that_hung_in_this_very_worker(house: Theatre) -> None:
+    runs: list[int] = []
+    lets_go = asyncio.Event()
+
+    @perdure.tool(timeout=2)
+    async def act() -> str:
+        runs.append(len(runs))
+        if len(runs) == 1:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                await lets_go.wait()
+        return f"run {len(runs)}"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await (await house.question()).resolve(perdure.not_happened(), by="ana")
+    await house.until_status(task, "waiting")
+    await asyncio.sleep(61)
+    before = house.loop.time()
+    lets_go.set()
+
+    assert await task.result() == "run 1"  # its own word, and no second run
+    assert house.loop.time() - before < 2

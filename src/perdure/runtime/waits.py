@@ -127,9 +127,15 @@ class Waits:
         self._set_aside_soon()
         self._settle()
 
-    async def until(self, wait: Wait) -> None:
-        """Wait, inside a call, until the thing has happened; the task runs again when this returns."""
-        entry = _Entry(wait, asyncio.get_running_loop().create_future(), gather_group.get())
+    async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
+        """Wait, inside a call, until the thing has happened; the task runs again when this returns.
+
+        `or_done` may end it too: something in this process, which no other can see.
+        """
+        happened = asyncio.get_running_loop().create_future()
+        entry = _Entry(wait, happened, gather_group.get())
+        if or_done is not None:
+            or_done.add_done_callback(lambda _: None if happened.done() else happened.set_result(None))
         self._entries.append(entry)
         self._live -= 1
         try:

@@ -7,6 +7,7 @@ yet when the answer was given, that counts no longer. Its last word about the ca
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -67,11 +68,15 @@ async def until_dead(attempt: Attempt, key: str, held_by: int, question: Questio
         if question is not None and (await journal.read(questions.get, question.id)).anyway:
             return Dead(0, None, anyway=True)
         owner = await journal.read(steps.owner, attempt.task.id, held_by)
-        if owner is not None and owner.instance_id == attempt.host.instance_id:
-            # In a thread of this very process: it holds the permit, for it is running.
-            await attempt.host.in_flight.until_returned(attempt.task.id, key)
-            continue
         assert owner is not None
         keys = (tasks.DEAD + owner.instance_id, *(() if question is None else (question.id,)))
-        until_ms = journal.store.clock.now_ms() + _LOOK_AGAIN_MS
-        await attempt.waits.until(Wait(WaitKind.TIMER, keys, key, until_ms))
+        wait = Wait(WaitKind.TIMER, keys, key, journal.store.clock.now_ms() + _LOOK_AGAIN_MS)
+        if owner.instance_id != attempt.host.instance_id:
+            await attempt.waits.until(wait)
+            continue
+        # In a thread of this very process, which may hang: its return ends the wait, and so does a person's word.
+        returned = asyncio.create_task(attempt.host.in_flight.until_returned(attempt.task.id, key))
+        try:
+            await attempt.waits.until(wait, or_done=returned)
+        finally:
+            returned.cancel()
