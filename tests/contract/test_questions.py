@@ -11,7 +11,7 @@ from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
-from perdure.store import payloads, questions, sessions, steps, task_lists
+from perdure.store import instances, payloads, questions, sessions, steps, task_lists
 from tests.world import World, new_step, packed
 
 RUN_IT = {"verdict": "not_happened", "result": None}
@@ -322,3 +322,28 @@ def test_a_try_that_ran_is_an_effect_whatever_was_said_to_another_try_of_the_cal
             world.end_step(claim, "pay", failed, **call)
 
     assert [one.step.try_number for one in world.store.read(steps.effects)] == [1 - refused]
+
+
+@pytest.mark.parametrize("dies_first", [True, False])
+def test_whether_a_worker_was_dead_when_it_was_answered_is_told_by_no_clock(world: World, dies_first: bool) -> None:
+    old = world.new_worker(("lead", ""))
+    claim = world.start(worker=old)
+    world.begin(claim, "pay", risk="high")
+    doubt = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+
+    def die() -> None:
+        assert world.store.call(instances.mark_stopped, old.id)
+
+    def answer() -> None:
+        world.store.call(questions.answer, doubt.id, by="ana", value=packed({"verdict": "not_happened"}))
+
+    for act in (die, answer) if dies_first else (answer, die):
+        act()
+        world.clock.jump(-3_600_000)
+
+    owner = world.store.read(steps.owner, claim.task.id, 1)
+    placed = world.store.read(questions.get, doubt.id).answered_order
+    assert owner is not None
+    assert owner.stopped_order is not None
+    assert placed is not None
+    assert (owner.stopped_order < placed) == dies_first
