@@ -21,6 +21,9 @@ _PACKS_A_PAGE: Final = 100
 # Heard here and not found in the store yet: packs are written each half second, and dropped beyond a thousand pulses.
 _MOST_HEARD: Final = 4096
 _ENDLESS: Final = 1 << 63
+_Place = tuple[int, int]
+_Placed = tuple[_Place, Event]
+_END: Final = (_ENDLESS, _ENDLESS)
 
 
 class Source(Protocol):
@@ -46,7 +49,7 @@ class Following:
         self._task_id = task_id
         self._after = self._seen = after
         self._row = 0
-        self._held: list[Event] = []
+        self._held: list[_Placed] = []
         self._live: deque[Streamed] = deque(maxlen=_MOST_HEARD)
         self._told: dict[tuple[str, int], None] = {}
         self._buffer: PulseBuffer | None = None
@@ -65,7 +68,7 @@ class Following:
         told = list(self._take_live(until=self._seen))
         if self._live:  # It was said after an event that is still to be read.
             self._must_read = True
-        return told
+        return [one for _, one in told]
 
     def close(self) -> None:
         """Hear no more. May be called twice."""
@@ -86,29 +89,33 @@ class Following:
             store, events.pulses, self._task_id, after=self._after, after_row=self._row, limit=_PACKS_A_PAGE
         )
         feed = await aio.read(store, events.feed, self._task_id, after=self._seen, limit=_EVENTS_A_PAGE)
-        until = _ENDLESS
-        if len(packs) == _PACKS_A_PAGE:
-            until = packs[-1].after_seq
+        until = _END
+        if len(packs) == _PACKS_A_PAGE:  # What was heard after these comes after those of the next page.
+            last = packs[-1]
+            until = _place(last.after_seq, last.events[-1].get("n", _ENDLESS) if last.events else _ENDLESS)
         if len(feed) == _EVENTS_A_PAGE:
-            until = min(until, feed[-1].seq)
-        self._held += [*self._stored(packs), *heard]
-        ready = [*(one for one in feed if one.seq <= until), *(one for one in self._held if one.seq <= until)]
-        self._held = [one for one in self._held if one.seq > until]
-        ready.sort(key=_place)
+            until = min(until, _place(feed[-1].seq, _ENDLESS))
+        told = [(place, one) for one in feed if (place := _place(one.seq)) <= until]
+        self._held += [*told, *self._stored(packs), *heard]
+        # By their numbers, too: the store may have got pulses that came after those which were heard before.
+        self._held.sort(key=lambda placed: placed[0])
+        ready = [one for place, one in self._held if place <= until]
+        self._held = self._held[len(ready) :]
         self._seen = max([self._seen, *(one.seq for one in ready if one.is_structural)])
-        if until < _ENDLESS:
+        if until < _END:
             self._must_read = True
         elif task.status.is_terminal and self._seen >= task.event_seq:
             self.is_over = True
         return ready
 
-    def _stored(self, packs: list[events.StoredPulses]) -> Iterator[Event]:
+    def _stored(self, packs: list[events.StoredPulses]) -> Iterator[_Placed]:
         for pack in packs:
             self._row = pack.row
             for one in pack.events:
                 if self._is_new(pack.execution_id, one.get("n")):
                     payload = one.get("payload", {})
-                    yield Event.pulse(self._task_id, pack.after_seq, one["kind"], payload, one.get("at", pack.at))
+                    event = Event.pulse(self._task_id, pack.after_seq, one["kind"], payload, one.get("at", pack.at))
+                    yield _place(pack.after_seq, one.get("n", 0)), event
 
     # -- what is heard ----------------------------------------------------------------------
 
@@ -123,11 +130,11 @@ class Following:
         self._live.append(streamed)
         self._wake(self._woken.set)
 
-    def _take_live(self, *, until: int = _ENDLESS) -> Iterator[Event]:
+    def _take_live(self, *, until: int = _ENDLESS) -> Iterator[_Placed]:
         while self._live and self._live[0].event.seq <= until:
             one = self._live.popleft()
             if one.event.seq >= self._after and self._is_new(one.execution_id, one.number):
-                yield one.event
+                yield _place(one.event.seq, one.number), one.event
 
     def _is_new(self, execution_id: str, number: int | None) -> bool:
         """Whether a pulse was not told so far; each comes at most twice, from here and from the store."""
@@ -166,8 +173,9 @@ class Following:
             self._loop.call_soon_threadsafe(how)
 
 
-def _place(event: Event) -> tuple[int, bool]:
-    return event.seq, not event.is_structural
+def _place(seq: int, number: int = -1) -> _Place:
+    """Where an event stands: a pulse after the skeleton event that it came after, by its number."""
+    return seq, number
 
 
 def _nothing() -> None:

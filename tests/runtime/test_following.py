@@ -100,6 +100,30 @@ async def test_a_follower_beside_the_worker_hears_each_word_at_once_and_in_its_p
     assert [one.seq for one in told] == sorted(one.seq for one in told)
 
 
+@perdure.agent
+async def babbler(count: int) -> None:
+    async def babble(count: int) -> None:
+        for n in range(count):
+            perdure.stream(str(n))
+            await asyncio.sleep(0.01)
+
+    await perdure.model(babble, count)
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+@pytest.mark.parametrize("late_s", [0.0, 0.135, 1.0, 6.0])
+async def test_who_joins_in_the_middle_of_a_stream_gets_its_words_in_the_order_they_were_said(
+    house: Theatre, is_beside: bool, late_s: float
+) -> None:
+    await house.hire(babbler)
+    task = await client_of(house, is_beside=is_beside).start(babbler, 800)  # more packs than a page of the store has
+    await asyncio.sleep(late_s)
+
+    told = await collected(task.follow())
+
+    assert texts(told) == [str(n) for n in range(800)]
+
+
 async def test_who_comes_after_the_end_gets_the_stream_in_its_places(house: Theatre) -> None:
     await house.hire(talker)
     task = await house.client.start(talker)

@@ -73,6 +73,24 @@ def test_another_place_attempt_or_task_makes_another_row_with_a_number_of_its_ow
     assert texts(packs) == [1, 2, 3, 4, 5]
 
 
+def test_who_comes_to_follow_is_told_first_what_is_not_known_to_be_stored() -> None:
+    buffer = PulseBuffer()
+    add(buffer, "stored")
+    buffer.take(100)
+    buffer.stored()
+    add(buffer, "taken")
+    buffer.take(100)
+    add(buffer, "waiting")
+    add(buffer, "of another", task="u")
+    heard: list[Streamed] = []
+
+    buffer.subscribe("t", heard.append)
+    add(buffer, "new")
+
+    assert [one.event.payload["text"] for one in heard] == ["taken", "waiting", "new"]
+    assert [one.number for one in heard] == sorted(one.number for one in heard)
+
+
 def test_a_body_is_the_canonical_json_of_what_it_says() -> None:
     buffer = PulseBuffer(clock=FakeClock())
     add(buffer, 'quotes " and \x00 and \N{SNOWMAN}')

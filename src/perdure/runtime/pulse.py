@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from perdure import codec
 from perdure.clock import Clock, SystemClock
@@ -90,7 +90,9 @@ class PulseBuffer:
     def __init__(self, limit_per_task: int = 1000, *, clock: Clock | None = None) -> None:
         self._limit_per_task = limit_per_task
         self._clock: Clock = clock or SystemClock()
-        self._mutex = threading.Lock()
+        # Held while followers are told, too, so that whoever comes meanwhile misses nothing; they may leave in it.
+        self._mutex = threading.RLock()
+        self._taken: dict[str, list[_Pulse]] = {}  # taken for the store, and not known to be there
         self._waiting: dict[str, deque[_Pulse]] = {}
         self._count = 0
         self._dropped: dict[tuple[str, str], Dropped] = {}
@@ -113,12 +115,10 @@ class PulseBuffer:
         number = next(self._numbers)
         pulse = _Pulse(execution_id, after_seq, number, _encode(at, kind, number, payload))
         with self._mutex:
-            followers = self._followers.get(task_id, ())
-        if followers:
-            streamed = Streamed(execution_id, number, Event.pulse(task_id, after_seq, kind, dict(payload), at))
-            for follower in followers:  # Before it can be stored: then no follower finds it there first.
-                self._hand_over(follower, streamed)
-        with self._mutex:
+            if followers := self._followers.get(task_id, ()):
+                streamed = Streamed(execution_id, number, Event.pulse(task_id, after_seq, kind, dict(payload), at))
+                for follower in followers:  # Before it can be stored: then no follower finds it there first.
+                    self._hand_over(follower, streamed)
             waiting = self._waiting.setdefault(task_id, deque())
             if is_full := len(waiting) >= self._limit_per_task:
                 self._drop(task_id, waiting.popleft())
@@ -132,27 +132,40 @@ class PulseBuffer:
     def subscribe(self, task_id: str, callback: Follow) -> Callable[[], None]:
         """Call `callback` with each pulse of a task, at once and in the thread that adds it; returns how to stop.
 
+        It gets first, as they will be stored, those that are not known to be in the store: they come before all others.
         It must return at once and bound what it keeps. One that raises is logged and not called again.
         """
         follower = _Follower(task_id, callback)
         with self._mutex:
             self._followers[task_id] = (*self._followers.get(task_id, ()), follower)
+            for pulse in (*self._taken.get(task_id, ()), *self._waiting.get(task_id, ())):
+                self._hand_over(follower, _as_streamed(task_id, pulse))
         return lambda: self._forget(follower)
 
     def take(self, most: int) -> tuple[Pack, ...]:
-        """Take out up to `most` pulses, packed, each task's in order. No task makes the others wait for long."""
+        """Take out up to `most` pulses, packed, each task's in order. No task makes the others wait for long.
+
+        Until `stored` is called, or more are taken, who comes to follow them is told them from here.
+        """
         packs: list[Pack] = []
         with self._mutex:
+            self._taken = {}
             while most > 0 and self._waiting:
                 task_id = next(iter(self._waiting))
                 waiting = self._waiting.pop(task_id)
                 taken = [waiting.popleft() for _ in range(min(most, len(waiting)))]
                 most -= len(taken)
                 self._count -= len(taken)
+                self._taken[task_id] = [*self._taken.get(task_id, ()), *taken]
                 if waiting:
                     self._waiting[task_id] = waiting  # Behind the others.
                 packs.extend(self._pack(task_id, taken))
         return tuple(packs)
+
+    def stored(self) -> None:
+        """What was taken is in the store, where followers find it."""
+        with self._mutex:
+            self._taken = {}
 
     def take_dropped(self) -> tuple[Dropped, ...]:
         """Take out what was dropped since the last time: one for each attempt."""
@@ -341,6 +354,7 @@ class PulseFlusher:
             if self._unwritten:
                 await self._write(self._unwritten)
                 self._unwritten = ()
+                self._buffer.stored()
             await self._tell_losses()
         except StoreError as error:
             if not self._is_failing:
@@ -374,6 +388,12 @@ class _Pulse:
 class _Follower:
     task_id: str
     callback: Follow
+
+
+def _as_streamed(task_id: str, pulse: _Pulse) -> Streamed:
+    kept: Any = codec.decode(pulse.body)
+    event = Event.pulse(task_id, pulse.after_seq, kept["kind"], kept["payload"], kept["at"])
+    return Streamed(pulse.execution_id, pulse.number, event)
 
 
 def _place(pulse: _Pulse) -> tuple[str, int]:
