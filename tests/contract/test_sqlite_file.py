@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from perdure.clock import FakeClock, SeededIds
-from perdure.errors import StoreBusy, StoreClosed, StoreFull
+from perdure.errors import StoreBusy, StoreClosed, StoreError, StoreFull
 from perdure.settings import Settings
 from perdure.store import Store, open_store
 from perdure.store.database import ThreadWaiter
@@ -69,6 +71,33 @@ def test_a_busy_store_names_the_stopped_process_that_holds_it_and_goes_on_when_i
         assert holder.hear() == "done"
         assert store.call(put, "a") == "a"
         assert store.read(keys) == ["a", "held"]
+
+
+@pytest.mark.parametrize("what", ["p.db", "p.db-lock"])
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EROFS, "mount the file system for writing"),
+        (errno.EACCES, "let this user write in"),
+        (errno.ENOSPC, "Free space"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_told_by_one_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int, advice: str
+) -> None:
+    really_open = os.open
+
+    def refusing(path: Any, *args: Any, **more: Any) -> int:
+        if Path(path).name == what:
+            raise OSError(number, os.strerror(number), str(path))
+        return really_open(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(StoreError, match=advice) as refused:
+        open_store(str(tmp_path / "p.db"))
+
+    assert isinstance(refused.value, StoreFull) == (number == errno.ENOSPC)
+    assert str(tmp_path / "p.db") in str(refused.value)
 
 
 def test_a_killed_holder_leaves_neither_a_lock_nor_half_a_write(store: Store, tmp_db: Path) -> None:

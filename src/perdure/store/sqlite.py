@@ -10,6 +10,7 @@ The file is never opened by anything but SQLite: closing any descriptor of it wo
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -469,11 +470,26 @@ def open_sqlite(
     """Open the file (None: memory), make it ours and bring its schema up to date.
 
     `inline`: each unit runs at once in the thread that submits it, and only one may; for simulations, where a thread
-    of the writer's own would make two runs differ.
+    of the writer's own would make two runs differ. Raises StoreError where nothing can be written.
     """
-    if path is not None and not vfs:
-        path = check_path(path)
-        create_private(path)
-        if not _beside(path, "lock").exists():
-            _refuse_foreign(path)
-    return SqliteDatabase(path, clock=clock, ids=ids, settings=settings, vfs=vfs, inline=inline)
+    try:
+        if path is not None and not vfs:
+            path = check_path(path)
+            create_private(path)
+            if not _beside(path, "lock").exists():
+                _refuse_foreign(path)
+        return SqliteDatabase(path, clock=clock, ids=ids, settings=settings, vfs=vfs, inline=inline)
+    except OSError as error:
+        if path is None:
+            raise
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"no space is left for {path}; nothing was written. Free space, then go on.")
+    return StoreError(
+        f"{path} cannot be opened: {error.strerror} ({error.filename or path}). perdure writes to the file and to its "
+        f"locks beside it, even to read: let this user write in {path.parent}, mount the file system for writing, or "
+        f"open a copy elsewhere."
+    )
