@@ -25,6 +25,7 @@ from perdure.model.step import StepKind
 from perdure.model.task import Claim, Mode, Usage, Wait, WaitKind
 from perdure.states import TASK
 from perdure.store import MEMORY, Store, open_store, questions, tasks
+from perdure.testing.invariants import broken
 from tests.fold import assert_story_is_state
 from tests.postgres import Server
 from tests.world import BOOM, RECOVERY_LIMIT, World, done
@@ -402,20 +403,26 @@ class StoreMachine(RuleBasedStateMachine):
 Opener = Callable[[FakeClock], Store]
 
 
-def _live_long(open_it: Opener, *, seed: int, acts: int, keeps: bool) -> None:
-    """One long life without a search: deeper than what hypothesis tries, and not made smaller when it fails."""
+def _live_long(open_it: Opener, *, seed: int, acts: int, keeps: bool) -> list[str]:
+    """One long life without a search: deeper than what hypothesis tries, and not made smaller when it fails.
+
+    After each act every row is held against the model. Returns what `doctor` finds wrong at the end.
+    """
     random, machine = Random(seed), StoreMachine(open_it, keeps=keeps)
     try:
         machine.start()
         for _ in range(int(acts * FACTOR)):
             machine.act_on(random.choice(VERBS), random)
             machine.every_row_is_as_the_model_has_it()
+        assert machine.models, "a life without a task shows nothing"
+        return machine.world.store.read(broken)
     finally:
         machine.teardown()
 
 
-def _live(new_database: Callable[[], Opener], *, lives: int, keeps: bool) -> None:
-    """Try so many lives, each in a database of its own."""
+def _live(new_database: Callable[[], Opener], *, lives: int, keeps: bool) -> int:
+    """Try so many lives, each in a database of its own, and hold every row against the model. How many tasks lived."""
+    tasks = 0
     chosen = settings(
         max_examples=max(1, int(lives * FACTOR)),
         stateful_step_count=STEPS,
@@ -427,7 +434,13 @@ def _live(new_database: Callable[[], Opener], *, lives: int, keeps: bool) -> Non
         def __init__(self) -> None:
             super().__init__(new_database(), keeps=keeps)
 
+        def teardown(self) -> None:
+            nonlocal tasks
+            tasks += len(self.models)
+            super().teardown()
+
     run_state_machine_as_test(Life, settings=chosen)
+    return tasks
 
 
 def _at(url: str) -> Opener:
@@ -436,21 +449,21 @@ def _at(url: str) -> Opener:
 
 @pytest.mark.slow(timeout_s=3600)
 def test_a_store_in_memory_lives_as_the_model_says() -> None:
-    _live(lambda: _at(MEMORY), lives=15, keeps=False)
+    assert _live(lambda: _at(MEMORY), lives=15, keeps=False) > 0
 
 
 @pytest.mark.slow(timeout_s=3600)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_store_in_memory_lives_long(seed: int) -> None:
-    _live_long(_at(MEMORY), seed=seed, acts=2000, keeps=False)
+    assert _live_long(_at(MEMORY), seed=seed, acts=2000, keeps=False) == []
 
 
 @pytest.mark.slow(timeout_s=3600)
 def test_a_store_in_a_file_lives_as_the_model_says(tmp_path: Path) -> None:
     numbers = count()
 
-    _live(lambda: _at(str(tmp_path / f"{next(numbers)}.db")), lives=5, keeps=True)
-    _live_long(_at(str(tmp_path / "long.db")), seed=10, acts=800, keeps=True)
+    assert _live(lambda: _at(str(tmp_path / f"{next(numbers)}.db")), lives=5, keeps=True) > 0
+    assert _live_long(_at(str(tmp_path / "long.db")), seed=10, acts=800, keeps=True) == []
 
 
 @pytest.mark.slow(timeout_s=3600)
@@ -464,8 +477,8 @@ def test_a_store_on_a_server_lives_as_the_model_says(session_postgres: Server) -
         return _at(urls[-1])
 
     try:
-        _live(new_database, lives=2, keeps=True)
-        _live_long(new_database(), seed=11, acts=400, keeps=True)
+        assert _live(new_database, lives=2, keeps=True) > 0
+        assert _live_long(new_database(), seed=11, acts=400, keeps=True) == []
     finally:
         for url in urls:
             session_postgres.drop_database(url)

@@ -112,6 +112,7 @@ async def test_tasks_that_cannot_be_timed_out_hold_up_no_other(house: Theatre, m
     await house.hire(idle)  # Nobody claims them: only the sweep ends them.
 
     await house.until(lambda: all(house.row(one).status == "timed_out" for one in handles[FULL:]))
+    assert [house.row(one).status for one in stuck] == ["pending"] * FULL
     monkeypatch.undo()
 
 

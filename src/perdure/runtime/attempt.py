@@ -16,7 +16,7 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -320,19 +320,10 @@ class Attempt:
 
     def raised(self, exc: BaseException) -> Iterator[tuple[int, bool]]:
         """Steps whose stand-in is this exception, in its chain, or in its group: (index, final)."""
-        seen: set[int] = set()
-        todo: list[BaseException | None] = [exc]
-        while todo:
-            one = todo.pop()
-            if one is None or id(one) in seen:
-                continue
-            seen.add(id(one))
+        for one in _walk(exc, lambda one: (one.__cause__, one.__context__)):
             if id(one) in self._stand_ins:
                 _, index, is_final = self._stand_ins[id(one)]
                 yield index, is_final
-            todo += [one.__cause__, one.__context__]
-            if isinstance(one, BaseExceptionGroup):
-                todo += one.exceptions
 
     def knows(self, exc: BaseException) -> bool:
         """Whether this very exception stands for a call of this attempt."""
@@ -343,20 +334,10 @@ class Attempt:
 
         The mere context of an error says nothing: the agent had caught that, and may come further next time.
         """
-        seen: set[int] = set()
-        todo: list[BaseException | None] = [exc]
-        while todo:
-            one = todo.pop()
-            if one is None or id(one) in seen:
-                continue
-            seen.add(id(one))
+        for one in _walk(exc, lambda one: () if self.knows(one) else (one.__cause__,)):
             known = self._stand_ins.get(id(one))
             if known[2] if known is not None else stand_ins.is_final(one):
                 return True
-            if known is None:
-                todo.append(one.__cause__)
-            if isinstance(one, BaseExceptionGroup):
-                todo += one.exceptions
         return False
 
     # -- what agent code does -----------------------------------------------------------------------
@@ -430,3 +411,20 @@ class Attempt:
             for name, value in given.items()
         }
         return unbind_arguments(self.definition.fn, typed)
+
+
+def _walk(
+    exc: BaseException, behind: Callable[[BaseException], Iterable[BaseException | None]]
+) -> Iterator[BaseException]:
+    """An exception, what stands behind it, and the members of groups among them, each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [exc]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        todo += behind(one)
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions

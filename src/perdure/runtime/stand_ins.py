@@ -7,6 +7,7 @@ called.
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from perdure import codec
 from perdure.errors import Denied, Error, NotSerializable, OutcomeUnknown, PerdureError, StoreError, ToolError
 from perdure.policy.retry import classify
 from perdure.runtime.raised import class_name, place_of, text_of
+
+log = logging.getLogger(__name__)
 
 _ATTRIBUTE_LIMIT_BYTES: Final = 100_000
 # What the interpreter itself puts there: the object that lacks an attribute may be anything, and hold anything.
@@ -81,8 +84,9 @@ def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -
 def _set(made: BaseException, attribute: str, value: object) -> None:
     try:
         setattr(made, attribute, value)
-    except Exception:  # noqa: BLE001, S110  # A property of the original class, which may do anything.
-        pass
+    except Exception as refused:  # noqa: BLE001  # A property of the original class, which may do anything.
+        why = type(refused).__name__
+        log.debug("%s of a recorded %s cannot be set again: %s", attribute, type(made).__name__, why)
 
 
 def _text(self: BaseException) -> str:
@@ -104,7 +108,11 @@ def _attributes(exc: BaseException) -> Iterator[tuple[str, object]]:
             continue
         try:
             value = space[name] if name in space else getattr(exc, name)
-        except Exception:  # noqa: BLE001, S112  # Not set, or a slot that is read by code of its own.
+        except AttributeError:  # Not set.
+            continue
+        except Exception as refused:  # noqa: BLE001  # A slot that is read by code of its own.
+            why = type(refused).__name__
+            log.debug("%s of %s cannot be read and is not recorded: %s", name, type(exc).__name__, why)
             continue
         if value is not None or name in space:
             yield name, value
