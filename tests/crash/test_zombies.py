@@ -10,7 +10,9 @@ import asyncio
 import os
 import random
 import time
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +87,29 @@ def test_a_call_happens_once_whenever_its_worker_was_frozen_and_woken(tmp_path: 
         for number in range(0, TRIES, AT_ONCE):
             folder = tmp_path / str(number)
             folder.mkdir()
-            _freeze_and_wake(nursery, folder, chance, killable=killable)
+            seen = _freeze_and_wake(nursery, folder, chance, killable=killable)
+
+            assert set(seen.paid.values()) == {1}
+            assert {f"paid {token}" for token in seen.results} == set(seen.paid)
+            assert len(seen.paid) == AT_ONCE
+            assert seen.statuses == {"completed"}
+            assert seen.wrong == []
+            # One that may be killed was ended by the other before it took the work.
+            assert seen.first_lives is not killable
 
 
-def _freeze_and_wake(nursery: Nursery, folder: Path, chance: random.Random, *, killable: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a freeze and a waking left behind."""
+
+    paid: Counter[str]
+    results: set[str]
+    statuses: set[str]
+    wrong: list[str]
+    first_lives: bool
+
+
+def _freeze_and_wake(nursery: Nursery, folder: Path, chance: random.Random, *, killable: bool) -> _Seen:
     options = {"killable": killable}
     with client_of(folder, SETTINGS) as client:
         first = nursery.start(Job(MODULE, "be_worker", str(folder), options))
@@ -112,18 +133,12 @@ def _freeze_and_wake(nursery: Nursery, folder: Path, chance: random.Random, *, k
         paid = counted(folder / "ledger")
         rows = client.store.read(task_lists.recent, limit=200)
         results = {asyncio.run(task.result()) for task in started}
+        first_lives = Path(f"/proc/{first}").exists()
         for pid in {second} if killable else {first, second}:
             nursery.terminate(pid)
             nursery.until_gone(pid)
-
-        assert [line for line, count in paid.items() if count != 1] == []
-        assert {f"paid {token}" for token in results} == set(paid)
-        assert len(paid) == AT_ONCE
-        assert {row.status for row in rows} == {"completed"}
-        assert client.store.read(broken) == []
-        assert lines(folder / "errors") == []
-        if killable:
-            assert not Path(f"/proc/{first}").exists()  # ended by the other before it took the work
+        wrong = [*client.store.read(broken), *lines(folder / "errors")]
+        return _Seen(paid, results, {str(row.status) for row in rows}, wrong, first_lives)
 
 
 async def _answer_until_taken_over(client: Client, folder: Path, frozen: int) -> None:

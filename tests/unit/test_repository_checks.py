@@ -108,8 +108,6 @@ def test_a_word_that_does_not_belong_is_found_with_its_line(text: str) -> None:
 
 
 def test_words_that_only_look_alike_pass() -> None:
-    text = (
-        b"tests/lair/x ~/lair/y except NotImplementedError, return NotImplemented; TODOS --no-emit-index-url"
-    )
+    text = b"tests/lair/x ~/lair/y except NotImplementedError, return NotImplemented; TODOS --no-emit-index-url"
 
     assert list(forbidden_words(text + b" /usr/bin/x db.example.org https://example.org/x")) == []

@@ -179,7 +179,7 @@ GROUP BY t.status
 ORDER BY t.status
 
 -- name: place
--- Where a task hangs: read without a lock, for none of it ever changes.
+-- Where a task hangs, which never changes, and its status and owner as of now: read without a lock.
 SELECT t.n, t.root_session_id, t.parent_task_id, t.status, t.execution_id, t.generation
 FROM tasks t
 WHERE t.id = :id
