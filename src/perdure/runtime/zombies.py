@@ -55,7 +55,8 @@ async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
     if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
         return None
     word = await journal.read(last_words.last, task_id, key, held_by)
-    return Dead(0 if owner is None else owner.stopped_order or 0, word)
+    # One that is no more on record was dead before anybody was asked; of one whose end has no place nothing is known.
+    return Dead(0 if owner is None or owner.status is None else owner.stopped_order, word)
 
 
 async def until_dead(attempt: Attempt, key: str, held_by: int, question: Question | None) -> Dead:

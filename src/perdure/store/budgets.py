@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from perdure.errors import BudgetExceeded
 from perdure.policy.budget import Budget, Spent, violations
-from perdure.store import sessions
+from perdure.store import tasks
 from perdure.store.database import Transaction
 from perdure.store.queries import load
 
@@ -59,12 +59,10 @@ def binding(tx: Transaction, task_id: str) -> list[Binding]:
 def check_call(tx: Transaction, task_id: str, *, tool_calls: int, iterations: int) -> None:
     """Refuse a call that a budget has no room for; the caller puts the call on record in this same transaction.
 
-    Holds the session: of calls that begin at once under one budget each sees the others. Raises BudgetExceeded.
+    Holds the session: of calls that begin at once under one budget each sees the others.
+    Raises NotFound, and BudgetExceeded with every limit that is violated.
     """
-    place = tx.one(Q.place, id=task_id)
-    if place is None:
-        return  # The proof that follows tells.
-    sessions.lock(tx, place[1])
+    tasks.hold_session(tx, task_id)
     refuse_violated(binding(tx, task_id), tool_calls=tool_calls, iterations=iterations)
 
 
