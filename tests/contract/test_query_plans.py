@@ -24,7 +24,7 @@ MAY_SCAN = {"tasks.by_ending", "tasks.counts_by_status", "questions.by_ending", 
 INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.get": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
     "tasks.record_step": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
-    "tasks.claim": "tasks_claim",
+    "sets.due": "tasks_claim",
     "tasks.next_due": "tasks_claim",
     "tasks.by_key": "tasks_idempotency",
     "tasks.list_session": "tasks_session_created",
@@ -114,7 +114,7 @@ def _plans(world: World, wanted: Iterator[Query]) -> dict[str, str]:
 
 
 def _every_query() -> Iterator[Query]:
-    for aggregate in ("tasks", "steps", "events", "questions", "messages", "instances", "recovery"):
+    for aggregate in ("tasks", "steps", "events", "questions", "messages", "instances", "recovery", "sets"):
         yield from load(aggregate)
 
 

@@ -38,6 +38,10 @@ def _failing_for(task_ids: list[str], act: Callable[..., T]) -> Callable[..., T]
     return acting
 
 
+def _failing(*_: Any, **__: Any) -> None:
+    raise StoreError("one of these rows cannot be dealt with")
+
+
 @perdure.agent
 async def asking() -> str:
     return await perdure.ask("Which one?")
@@ -95,6 +99,7 @@ async def test_tasks_that_cannot_be_recovered_hold_up_no_other(house: Theatre, m
     await house.until(lambda: all(house.row(one).status == "waiting" for one in handles))
     stuck = [one.id for one in handles[:FULL]]
     monkeypatch.setattr(recovery, "act", _failing_for(stuck, recovery.act))
+    monkeypatch.setattr(recovery, "resume_plain", _failing)
 
     house.kill(first)
     await house.hire(asking)

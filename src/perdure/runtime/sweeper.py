@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -68,16 +68,24 @@ class Sweeper:
             return False
 
     async def _round(
-        self, find: Callable[..., list[R]], act: Callable[[R], Awaitable[object]], **filters: object
+        self,
+        find: Callable[..., list[R]],
+        act: Callable[[R], Awaitable[object]],
+        *,
+        first: Callable[[Sequence[R]], Awaitable[Collection[R]]] | None = None,
+        **filters: object,
     ) -> bool:
         """Act on the next rows of a list, each by itself. True when there are more of them in this round.
 
-        What an act leaves in the list, because it failed or had nothing to do, stands before the next rows then.
+        `first` deals with as many as it can together and returns those. What is left in the list, because it failed or
+        there was nothing to do, stands before the next rows then.
         """
         found = await aio.read(self._store, find, skip=self._left[find], limit=_BATCH, **filters)
-        results = await asyncio.gather(*(act(one) for one in found), return_exceptions=True)
+        done = await first(found) if first is not None and found else ()
+        others = [one for one in found if one not in done]
+        results = await asyncio.gather(*(act(one) for one in others), return_exceptions=True)
         busy = 0
-        for one, result in zip(found, results, strict=True):
+        for one, result in zip(others, results, strict=True):
             if isinstance(result, StoreClosed):
                 raise result
             if isinstance(result, StoreBusy):
@@ -132,7 +140,24 @@ class Sweeper:
         return is_dead(one, me=me, path=path) and await aio.call(self._store, instances.mark_stopped, one.id)
 
     async def _recover(self) -> bool:
-        return await self._round(recovery.interrupted, self._recover_one)
+        return await self._round(recovery.interrupted, self._recover_one, first=self._resume_plain)
+
+    async def _resume_plain(self, task_ids: Sequence[str]) -> Collection[str]:
+        """Deal together with the many that simply go on; if that fails, they too are dealt with one by one."""
+        if len(task_ids) == 1:
+            return ()
+        try:
+            resumed = await aio.call(
+                self._store, recovery.resume_plain, task_ids, recovery_limit=self._settings.recovery_limit
+            )
+        except (StoreBusy, StoreClosed):
+            raise
+        except Exception:
+            log.exception("%d tasks could not be recovered together", len(task_ids))
+            return ()
+        for one in resumed:
+            self._say_recovered(one)
+        return {one.task_id for one in resumed}
 
     async def _recover_one(self, task_id: str) -> bool:
         recovered = await aio.call(
@@ -143,17 +168,23 @@ class Sweeper:
             question_expiry_ms=int(self._settings.question_expiry_s * 1000),
         )
         if recovered is not None:
-            facts = {
-                "task": task_id,
-                "root": recovered.task.root_session_id,
-                "agent": recovered.task.agent,
-                "verdict": recovered.decision.verdict,
-                "steps": recovered.task.step_count,
-                "question": recovered.question_id or "",
-                "text": recovered.decision.question.text if recovered.decision.question is not None else "",
-            }
-            self._worker.say("recovered", facts)
+            task = recovered.task
+            acted = recovery.Acted(task_id, task.root_session_id, task.agent, task.step_count, recovered.decision)
+            self._say_recovered(acted, question_id=recovered.question_id or "")
         return recovered is not None
+
+    def _say_recovered(self, one: recovery.Acted, *, question_id: str = "") -> None:
+        asked = one.decision.question
+        facts = {
+            "task": one.task_id,
+            "root": one.root_session_id,
+            "agent": one.agent,
+            "verdict": one.decision.verdict,
+            "steps": one.step_count,
+            "question": question_id,
+            "text": asked.text if asked is not None else "",
+        }
+        self._worker.say("recovered", facts)
 
     async def _announce(self) -> bool:
         """Tell the app of each open question, one at a time, at least once."""

@@ -21,7 +21,7 @@ from perdure.policy.risk import Risk
 from perdure.states import ATTEMPT, QUESTION, TASK, TaskStatus
 from perdure.store import events, payloads, sessions, steps
 from perdure.store import tasks as task_ops
-from perdure.store.database import Transaction
+from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
 from perdure.store.sessions import check_id
 from perdure.store.tasks import Proof, end_attempt, task_from_row
@@ -37,14 +37,17 @@ def complete(
     tx: Transaction, fence: Fence, result: codec.Packed, *, notes: Sequence[Note] = (), risk_seen: str
 ) -> None:
     """End the task with its result. Raises LeaseLost, and InvariantError while a dangerous step is in doubt."""
-    family = _hold(tx, fence.task_id)
+    steps.check_notes(notes)
+    root, parent_id, _ = task_ops.hold_session(tx, check_id(fence.task_id, "task"))
+    if parent_id is None and _complete_alone(tx, fence, root, result, _Last(notes, risk_seen)):
+        return
+    family = _family(tx, fence.task_id, parent_id)
     me = family.me
     if me.execution_id != fence.execution_id or me.generation != fence.generation:
         task_ops.refuse(tx, fence, "complete")
     if family.has_doubts and tx.all(S.in_doubt, task=me.n, from_index=me.replay_from):
         raise InvariantError(f"task {me.id} cannot complete while a call of it is in doubt")
-    last = _Last(notes, risk_seen)
-    _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None, last=last)
+    _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None, last=_Last(notes, risk_seen))
 
 
 def fail(tx: Transaction, fence: Fence, error: Error, *, notes: Sequence[Note] = (), risk_seen: str = "low") -> None:
@@ -147,6 +150,10 @@ class _Family:
 
 def _hold(tx: Transaction, task_id: str) -> _Family:
     _, parent_id, _ = task_ops.hold_session(tx, check_id(task_id, "task"))
+    return _family(tx, task_id, parent_id)
+
+
+def _family(tx: Transaction, task_id: str, parent_id: str | None) -> _Family:
     if parent_id is None:
         # Most tasks stand alone, and need a third of the statements that a family takes.
         row = tx.one(Q.lock_childless, id=task_id)
@@ -196,6 +203,38 @@ def _finish(
         risk_seen=last.risk_seen,
     )
     assert row is not None, me.id
+    _tell_of_end(tx, row, verb, error, last)
+    if error is not None:
+        _end_children(tx, family, revision, all_children=False, reason=f"its parent failed: {error}")
+    _wake_parent(tx, family)
+    tx.hint()
+
+
+def _complete_alone(tx: Transaction, fence: Fence, root_session_id: str, result: codec.Packed, last: _Last) -> bool:
+    """Complete a task that has no family and no question, as most are: for half the statements. The session is held.
+
+    False, and nothing is written, when it is not such a task or not the caller's.
+    """
+    row = tx.one(
+        Q.complete_alone,
+        id=fence.task_id,
+        execution_id=fence.execution_id,
+        generation=fence.generation,
+        result=result.blob,
+        notes=len(last.notes),
+        risk_seen=last.risk_seen,
+    )
+    if row is None:
+        return False
+    payloads.keep(tx, result)
+    sessions.raise_revision(tx, root_session_id)
+    _tell_of_end(tx, row, "complete", None, last)
+    tx.hint()
+    return True
+
+
+def _tell_of_end(tx: Transaction, row: Row, verb: str, error: Error | None, last: _Last) -> None:
+    """Write the last notes, the end of the attempt and the event; the row proves the right to."""
     proof = Proof(*row[:-1])
     count = len(last.notes)
     steps.insert_notes(
@@ -203,10 +242,6 @@ def _finish(
     )
     end_attempt(tx, proof, ATTEMPT.target(verb), error)
     events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})
-    if error is not None:
-        _end_children(tx, family, revision, all_children=False, reason=f"its parent failed: {error}")
-    _wake_parent(tx, family)
-    tx.hint()
 
 
 def _end(

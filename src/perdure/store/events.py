@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from perdure.store.queries import load
 
 Q = load("events")
 T = load("tasks")
+Sets = load("sets")
 _NOTHING: Mapping[str, Any] = {}
 _EMPTY = codec.pack(codec.encode({})).blob
 
@@ -20,6 +22,15 @@ _EMPTY = codec.pack(codec.encode({})).blob
 def emit(tx: Transaction, task: int, seq: int, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:
     """Write one skeleton event under a number that a verb has just taken from the task's row."""
     tx.run(Q.insert, task=task, seq=seq, kind=kind, payload=payloads.small(tx, payload) if payload else _EMPTY)
+
+
+def emit_to_all(
+    tx: Transaction, tasks: Sequence[tuple[int, int]], kind: str, payload: Mapping[str, Any] = _NOTHING
+) -> None:
+    """Write the same event of many tasks, each (task, seq) under a number that was taken from its row."""
+    if tasks:
+        packed = payloads.small(tx, payload) if payload else _EMPTY
+        tx.run(Sets.insert_events, rows=json.dumps(tasks), kind=kind, payload=packed)
 
 
 def tell(tx: Transaction, task_id: str, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from perdure.store.sessions import check_id
 
 Q = load("instances")
 T = load("tasks")
+Sets = load("sets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,16 @@ def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
     """End the open attempts of instances that are silent or dead. Returns the ids of their tasks; a second pass
     finds none.
     """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for task_id, execution_id, instance_id in tx.all(T.orphans, limit=limit):
+        found.setdefault(instance_id, []).append((task_id, execution_id))
+    if len(found) > 1:
+        # All in the order of their ids: a pass holds many tasks at once, as a cascading end does.
+        tx.all(Sets.lock_owned, rows=json.dumps([one for owned in found.values() for one in owned]))
     done = []
-    # In the order of their ids: a pass holds many tasks at once, as a cascading end does.
-    for task_id, execution_id, instance_id in sorted(tx.all(T.orphans, limit=limit)):
-        if task_ops.interrupt(tx, task_id, execution_id, reason=f"worker {instance_id} is silent or dead"):
-            done.append(task_id)
-    return done
+    for instance_id, owned in found.items():
+        done += task_ops.interrupt_all(tx, owned, reason=f"worker {instance_id} is silent or dead")
+    return sorted(done)
 
 
 def alive_with_agent(tx: Transaction, agent: str, version: str) -> list[Instance]:

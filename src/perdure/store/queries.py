@@ -14,6 +14,7 @@ into SQL.
     {priority_step_ms}          how much earlier one more of priority is worth
     {columns}                   a fragment of the same file
     {now}                       the transaction's time
+    {rows}                      the elements of :rows, a JSON array of arrays, as `value`
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ SQLITE = Dialect(
         "for_update": "",
         "hold_session": "",
         "now": ":now",
+        "rows": "json_each(:rows)",
         "least": "min",
         "greatest": "max",
     },
@@ -80,6 +82,7 @@ POSTGRES = Dialect(
         "for_update": "FOR UPDATE",
         "hold_session": "FOR UPDATE OF s",
         "now": ":now",
+        "rows": "jsonb_array_elements(CAST(:rows AS JSONB))",
         "least": "LEAST",
         "greatest": "GREATEST",
     },

@@ -7,18 +7,20 @@ pass finds nothing. A skip or a park opens a question, so that no task is left a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.errors import Damaged
 from perdure.model.question import QuestionKind
 from perdure.model.task import Task
-from perdure.policy.recovery import Case, Decision, DoubtfulStep, Verdict, decide
+from perdure.policy.recovery import Case, Decision, DoubtfulStep, Rule, Verdict, decide
 from perdure.policy.risk import Risk
 from perdure.states import TASK, TaskStatus
-from perdure.store import ends, payloads, questions, sessions
+from perdure.store import ends, events, payloads, questions, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
 from perdure.store.queries import load
@@ -27,6 +29,7 @@ from perdure.store.tasks import read_error, task_from_row
 Q = load("recovery")
 S = load("steps")
 T = load("tasks")
+Sets = load("sets")
 
 _SHOWN = 5
 
@@ -38,6 +41,16 @@ class Recovered:
     task: Task
     decision: Decision
     question_id: str | None
+
+
+class Acted(NamedTuple):
+    """A task about which was decided, and what."""
+
+    task_id: str
+    root_session_id: str
+    agent: str
+    step_count: int
+    decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,7 @@ def act(tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_m
     if task.status is not TaskStatus.INTERRUPTED or seen.is_asked:
         return None
     decision = decide(_case(tx, task, seen, recovery_limit=recovery_limit))
-    _store(tx, task, decision, execution_id=seen.execution_id)
+    tx.run(Q.insert, **_as_row(tx, task.n, decision, seen.execution_id))
     if decision.verdict is Verdict.TIMED_OUT:
         ends.time_out(tx, task_id)
         return Recovered(task, decision, None)
@@ -108,6 +121,35 @@ def act(tx: Transaction, task_id: str, *, recovery_limit: int, question_expiry_m
     return Recovered(task, decision, opened.id)
 
 
+def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: int) -> list[Acted]:
+    """Act on those of some tasks that go on by themselves and are in no way special, all together.
+
+    What is decided and written for each is what `act` would; all others are left to it, in the order given. Most tasks
+    of a worker that was killed are such.
+    """
+    rows = json.dumps([(task_id,) for task_id in task_ids])
+    # The locks of all, each kind in the order of its ids.
+    tx.all(Sets.lock_sessions, rows=rows)
+    found = tx.all(Sets.lock_plain, rows=rows, interrupted=TASK.event("interrupt"), recovery_limit=recovery_limit)
+    by_id = {row[0]: _Plain(*row) for row in found}
+    locked = [by_id[task_id] for task_id in dict.fromkeys(task_ids) if task_id in by_id]
+    last = _last_steps(tx, locked)
+    told: dict[bytes | None, tuple[Mapping[str, Any], str | None]] = {}
+    decided = []
+    for one in locked:
+        if one.told not in told:
+            told[one.told] = _told_at_the_interrupt(tx, one.told)
+        was, trace_error = told[one.told]
+        if trace_error is not None or not one.is_whole:
+            continue
+        decision = decide(_plain_case(tx, one, was, last.get(one.n, []), recovery_limit=recovery_limit))
+        if decision.rule is Rule.RESUME:
+            decided.append((one, decision))
+    if decided:
+        _resume_all(tx, decided)
+    return [Acted(one.id, one.root_session_id, one.agent, one.step_count, decision) for one, decision in decided]
+
+
 def decisions(tx: Transaction, task_id: str, *, limit: int = 20) -> list[PastDecision]:
     """What was decided for a task so far, newest first."""
     return [
@@ -128,6 +170,75 @@ class _Seen(NamedTuple):
     last: int | None
 
 
+class _Plain(NamedTuple):
+    """What one look tells of an interrupted task about which nobody is asked and no call of which is in doubt."""
+
+    id: str
+    n: int
+    root_session_id: str
+    agent: str
+    risk: str
+    resume: str
+    deadline_at: int | None
+    recoveries: int
+    step_count: int
+    event_seq: int
+    execution_id: str | None
+    told: bytes | None
+    records: int
+    last: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has every record; an index is there once, and none is below 0."""
+        return 0 < self.records == self.step_count and self.last == self.step_count - 1
+
+
+def _plain_case(
+    tx: Transaction, one: _Plain, told: Mapping[str, Any], last: Sequence[str], *, recovery_limit: int
+) -> Case:
+    return Case(
+        task_id=one.id,
+        agent=one.agent,
+        now_ms=tx.now,
+        deadline_at=one.deadline_at,
+        declared_risk=Risk.parse(one.risk),
+        resume="ask" if one.resume == "ask" else "auto",
+        record_count=one.records,
+        recoveries_without_progress=one.recoveries,
+        recovery_limit=recovery_limit,
+        was_waiting=bool(told.get("was_waiting")),
+        last_steps=tuple(last),
+    )
+
+
+def _last_steps(tx: Transaction, tasks: Sequence[_Plain]) -> dict[int, list[str]]:
+    """The last records of tasks in words, newest first."""
+    found: dict[int, list[str]] = {}
+    rows = json.dumps([(one.n, one.step_count - _SHOWN) for one in tasks])
+    for n, *step in tx.all(Sets.last_steps, rows=rows) if tasks else ():
+        found.setdefault(n, []).append(_describe(tuple(step)))
+    return found
+
+
+def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> None:
+    """Store the decisions and make the tasks due again; each raises the revision of its session by one."""
+    tx.many(Q.insert, [_as_row(tx, one.n, decision, one.execution_id or "") for one, decision in decided])
+    times = Counter(one.root_session_id for one, _ in decided)
+    raised = tx.all(Sets.raise_revisions, rows=json.dumps(list(times.items())))
+    revisions = {session: count(revision - times[session] + 1) for session, revision in raised}
+    moves = []
+    by_recoveries: dict[int, list[tuple[int, int]]] = {}
+    for one, decision in decided:
+        recoveries = one.recoveries + (1 if decision.counts else 0)
+        moves.append((one.n, recoveries, next(revisions[one.root_session_id])))
+        by_recoveries.setdefault(recoveries, []).append((one.n, one.event_seq + 1))
+    tx.run(Sets.recover, rows=json.dumps(moves))
+    for recoveries, alike in by_recoveries.items():
+        events.emit_to_all(tx, alike, TASK.event("recover"), {"recoveries": recoveries})
+    tx.hint()
+
+
 def _look(tx: Transaction, task: Task) -> _Seen:
     # Records before `replay_from` are used no more: a person has said to start after them.
     row = tx.one(Q.look, task=task.n, interrupted=TASK.event("interrupt"), from_index=task.replay_from)
@@ -135,25 +246,25 @@ def _look(tx: Transaction, task: Task) -> _Seen:
     return _Seen(row[0] or "", row[1], bool(row[2]), bool(row[3]), *row[4:])
 
 
-def _store(tx: Transaction, task: Task, decision: Decision, *, execution_id: str) -> None:
-    tx.run(
-        Q.insert,
-        task=task.n,
-        execution_id=execution_id,
-        verdict=decision.verdict,
-        rule=decision.rule,
-        reasons=json.dumps(decision.reasons),
-        evidence=payloads.small(tx, dict(decision.evidence)),
-    )
+def _as_row(tx: Transaction, task: int, decision: Decision, execution_id: str) -> dict[str, Any]:
+    """A decision as it is stored."""
+    return {
+        "task": task,
+        "execution_id": execution_id,
+        "verdict": decision.verdict,
+        "rule": decision.rule,
+        "reasons": json.dumps(decision.reasons),
+        "evidence": payloads.small(tx, dict(decision.evidence)),
+    }
 
 
 def _case(tx: Transaction, task: Task, seen: _Seen, *, recovery_limit: int) -> Case:
     """Everything the decision looks at, from one snapshot."""
     told, trace_error = _told_at_the_interrupt(tx, seen.told)
-    count, wanted = seen.records, task.step_count - task.replay_from
-    is_whole = seen.first == task.replay_from and seen.last == task.step_count - 1 and count == wanted
-    if trace_error is None and count and not is_whole:
-        trace_error = f"it holds {count} of {wanted} records; some are missing or doubled"
+    records, wanted = seen.records, task.step_count - task.replay_from
+    is_whole = seen.first == task.replay_from and seen.last == task.step_count - 1 and records == wanted
+    if trace_error is None and records and not is_whole:
+        trace_error = f"it holds {records} of {wanted} records; some are missing or doubled"
     doubtful = tx.all(S.in_doubt, task=task.n, from_index=task.replay_from) if seen.has_doubts else []
     return Case(
         task_id=task.id,
@@ -163,7 +274,7 @@ def _case(tx: Transaction, task: Task, seen: _Seen, *, recovery_limit: int) -> C
         declared_risk=Risk.parse(task.risk),
         resume="ask" if task.resume == "ask" else "auto",
         trace_error=trace_error,
-        record_count=count,
+        record_count=records,
         recoveries_without_progress=task.recoveries,
         recovery_limit=recovery_limit,
         in_doubt=tuple(

@@ -18,11 +18,12 @@ from perdure.store.queries import Query
 class SqliteTransaction:
     """One unit's view of a connection. Units may share a cursor: each reads all its rows at once."""
 
-    __slots__ = ("_connection", "_execute", "_ids", "hinted", "now")
+    __slots__ = ("_connection", "_execute", "_execute_many", "_ids", "hinted", "now")
 
     def __init__(self, cursor: apsw.Cursor, now: int, ids: Ids) -> None:
         self._connection = cursor.connection
         self._execute = cursor.execute
+        self._execute_many = cursor.executemany
         self._ids = ids
         self.now = now
         self.hinted = False
@@ -47,8 +48,8 @@ class SqliteTransaction:
         return self._connection.changes()
 
     def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
-        for row in rows:
-            self._execute(query.sqlite, query.in_order({**row, "now": self.now} if query.wants_now else row))
+        now = {"now": self.now} if query.wants_now else {}
+        self._execute_many(query.sqlite, (query.in_order({**row, **now}) for row in rows))
 
     def new_id(self) -> str:
         return self._ids.new(self.now)

@@ -2,7 +2,8 @@
 
 Hot verbs (claim, wait, restore, suspend, wake, release, retry, interrupt) touch one task row and prove by
 UPDATE … RETURNING: lock, fence and next numbers in one statement. Suspend and interrupt lock and read the row before:
-what they write depends on what it waited for. A failed proof is told apart by a second read.
+what they write depends on what it waited for. A failed proof is told apart by a second read. Tasks are claimed, and
+interrupted after a crash, many in one statement.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Q = load("tasks")
 S = load("steps")
 M = load("messages")
 K = load("questions")
+Sets = load("sets")
 
 I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
 
@@ -93,30 +95,20 @@ def claim(tx: Transaction, *, lane: Lane, instance: int, instance_id: str, gener
     Each gets a new execution id and attempt, and the trace its first record. Nobody else can own them meanwhile.
     One whose input cannot be read is interrupted instead, so that a person is asked and the others go on.
     """
-    found = []
-    for _ in range(limit):
-        execution_id = tx.new_token()
-        row = tx.one(
-            Q.claim,
-            lane=lane,
-            instance=instance,
-            instance_id=instance_id,
-            generation=generation,
-            execution_id=execution_id,
-        )
-        if row is None:
-            break
-        claim = _begin_attempt(tx, row[0], execution_id, instance_id, generation)
-        if claim is not None:
-            found.append(claim)
-    return found
+    due = [row[0] for row in tx.all(Sets.due, lane=lane, instance=instance, limit=limit)]
+    if not due:
+        return []
+    owners = [(n, tx.new_token()) for n in due]
+    tx.run(Sets.claim, rows=json.dumps(owners), instance_id=instance_id, generation=generation)
+    return _begin_attempts(tx, due, instance_id)
 
 
 def claim_this(tx: Transaction, task_id: str, *, instance_id: str, generation: int) -> Claim | None:
     """Own one task that is due, or None when somebody else was first."""
     execution_id = tx.new_token()
     row = tx.one(Q.claim_this, id=task_id, instance_id=instance_id, generation=generation, execution_id=execution_id)
-    return None if row is None else _begin_attempt(tx, row[0], execution_id, instance_id, generation)
+    claims = () if row is None else _begin_attempts(tx, [row[0]], instance_id)
+    return claims[0] if claims else None
 
 
 def wait(tx: Transaction, fence: Fence, waits: Sequence[Wait]) -> None:
@@ -201,6 +193,23 @@ def interrupt(tx: Transaction, task_id: str, execution_id: str, *, reason: str, 
     return True
 
 
+def interrupt_all(tx: Transaction, owned: Sequence[tuple[str, str]], *, reason: str) -> list[str]:
+    """The same for many attempts (task id, execution id), the tasks locked by their ids. Those this call ended."""
+    found = tx.all(Sets.lock_owned, rows=json.dumps(owned))
+    if not found:
+        return []
+    rows = json.dumps([(n,) for _, n, _, _ in found])
+    tx.run(Sets.interrupt, rows=rows)
+    error = payloads.small(tx, Error("Interrupted", reason, "retriable").to_json())
+    tx.run(Sets.interrupt_attempts, rows=rows, error=error)
+    for was_waiting in (False, True):
+        alike = [(n, seq + 1) for _, n, status, seq in found if (status == TaskStatus.WAITING) is was_waiting]
+        told = {"reason": reason, "was_waiting": was_waiting}
+        events.emit_to_all(tx, alike, TASK.event("interrupt"), told)
+    tx.hint()
+    return [row[0] for row in found]
+
+
 def recover(
     tx: Transaction, task: Task, *, revision: int, counts: bool, from_zero: bool = False, replay_from: int | None = None
 ) -> bool:
@@ -280,23 +289,17 @@ def hold_session(tx: Transaction, task_id: str) -> tuple[str, str | None, str]:
 
 def end_attempt(tx: Transaction, proof: Proof, status: str, error: Error | None = None) -> None:
     """End the task's present attempt, with what it alone consumed."""
-    earlier: Sequence[Any] = (0, 0, 0.0, 0, 0)
-    if proof.attempt > 1:
-        row = tx.one(Q.earlier_usage, task=proof.n, number=proof.attempt)
-        assert row is not None
-        earlier = [value or 0 for value in row]
-    used = [now - before for now, before in zip(proof[3:], earlier, strict=True)]
     tx.run(
         Q.end_attempt,
         task=proof.n,
         number=proof.attempt,
         status=status,
         error=None if error is None else payloads.small(tx, error.to_json()),
-        prompt_tokens=used[0],
-        completion_tokens=used[1],
-        cost=used[2],
-        tool_calls=used[3],
-        iterations=used[4],
+        prompt_tokens=proof.prompt_tokens,
+        completion_tokens=proof.completion_tokens,
+        cost=proof.cost,
+        tool_calls=proof.tool_calls,
+        iterations=proof.iterations,
     )
 
 
@@ -345,53 +348,28 @@ def _earliest(waits: Sequence[Wait]) -> int:
     return min((w.until_ms for w in waits if w.until_ms is not None), default=NEVER_MS)
 
 
-def _begin_attempt(tx: Transaction, n: int, execution_id: str, instance_id: str, generation: int) -> Claim | None:
-    row = tx.one(Q.claimed, n=n)
-    assert row is not None
-    task = task_from_row(row[:-6])
-    _record_attempt(tx, task, execution_id, instance_id, generation)
-    try:
-        return Claim(task, _input_from_row(tx, row[-6:]), execution_id, generation)
-    except Damaged as damage:
-        interrupt(tx, task.id, execution_id, reason="its input cannot be read", trace_error=str(damage))
-        return None
-
-
-def _record_attempt(tx: Transaction, task: Task, execution_id: str, instance_id: str, generation: int) -> None:
-    tx.run(
-        Q.insert_attempt,
-        execution_id=execution_id,
-        task=task.n,
-        number=task.attempt,
-        instance_id=instance_id,
-        generation=generation,
-    )
-    events.emit(tx, task.n, task.event_seq - 1, TASK.event("claim"), {"attempt": task.attempt, "instance": instance_id})
-    tx.run(
-        S.insert,
-        task=task.n,
-        step_index=task.step_count - 1,
-        event_kind=NoteKind.TURN_STARTED,
-        name="",
-        key=None,
-        try_number=0,
-        risk=None,
-        reconcilable=0,
-        payload=payloads.small(tx, {"attempt": task.attempt}),
-        outcome=None,
-        output=None,
-        attempt=task.attempt,
-        token=None,
-        child_task_id=None,
-        tool_call_id=None,
-        prompt_tokens=0,
-        completion_tokens=0,
-        cost=0.0,
-        started_seq=task.event_seq,
-        ended_seq=None,
-        timestamp=tx.now,
-        ended_at=None,
-    )
+def _begin_attempts(tx: Transaction, owned: Sequence[int], instance_id: str) -> list[Claim]:
+    """Record the attempts of tasks that were just claimed, and read what there is to do."""
+    rows = json.dumps([(n,) for n in owned])
+    tx.run(Sets.insert_attempts, rows=rows)
+    by_n = {row[0]: row for row in tx.all(Q.claimed, rows=rows)}
+    tasks = {n: task_from_row(by_n[n][:-6]) for n in owned}
+    numbers: dict[int, list[tuple[int, int]]] = {}
+    for n, task in tasks.items():
+        numbers.setdefault(task.attempt, []).append((n, task.event_seq - 1))
+    for number, alike in numbers.items():
+        told = {"attempt": number, "instance": instance_id}
+        events.emit_to_all(tx, alike, TASK.event("claim"), told)
+        first = payloads.small(tx, {"attempt": number})
+        tx.run(Sets.insert_first_records, rows=json.dumps(alike), event_kind=NoteKind.TURN_STARTED, payload=first)
+    claims = []
+    for n, task in tasks.items():
+        assert task.execution_id is not None, task
+        try:
+            claims.append(Claim(task, _input_from_row(tx, by_n[n][-6:]), task.execution_id, task.generation))
+        except Damaged as damage:
+            interrupt(tx, task.id, task.execution_id, reason="its input cannot be read", trace_error=str(damage))
+    return claims
 
 
 def _input_from_row(tx: Transaction, row: Row) -> TaskInput:

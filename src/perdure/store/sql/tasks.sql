@@ -251,30 +251,8 @@ FROM tasks t
 WHERE t.id = :id
 {for_update}
 
--- name: claim
--- Main before subagent is the caller's order; inside a lane the lowest rank that is due. SKIP LOCKED on PostgreSQL
--- lets workers pass each other; SQLite has one writer.
-UPDATE tasks
-SET status = {to:claim}, execution_id = :execution_id, instance_id = :instance_id, generation = :generation,
-    attempt = attempt + 1, event_seq = event_seq + 2, step_count = step_count + 1, updated_at = {now},
-    started_at = coalesce(started_at, {now})
-WHERE n = (
-    SELECT q.n
-    FROM tasks q
-    WHERE q.status = {from:claim} AND q.lane = :lane AND q.available_at <= {now}
-        AND EXISTS (
-            SELECT 1
-            FROM instance_agents a
-            WHERE a.instance = :instance AND a.agent = q.agent AND (q.version = '' OR a.version = q.version)
-        )
-    ORDER BY q.rank, q.n
-    LIMIT 1
-    {skip_locked}
-)
-RETURNING n
-
 -- name: claim_this
--- The same for one task that was just admitted here.
+-- One task that was just admitted here; many are claimed in sets.sql.
 UPDATE tasks
 SET status = {to:claim}, execution_id = :execution_id, instance_id = :instance_id, generation = :generation,
     attempt = attempt + 1, event_seq = event_seq + 2, step_count = step_count + 1, updated_at = {now},
@@ -283,10 +261,12 @@ WHERE id = :id AND status = {from:claim} AND available_at <= {now}
 RETURNING n
 
 -- name: claimed
+-- Some tasks with what they were asked to do. CROSS JOIN: see sets.sql.
 SELECT {columns}, i.prompt, i.context, i.budget, i.signal_contract, i.tags, i.metadata
-FROM tasks t
+FROM {rows} r
+CROSS JOIN tasks t
 JOIN task_inputs i ON i.task = t.n
-WHERE t.n = :n
+WHERE t.n = CAST(r.value ->> 0 AS {int})
 
 -- name: next_due
 -- When the earliest pending task that is not due yet becomes due.
@@ -390,6 +370,25 @@ SET status = :status, result = :result, error = :error, waiting_for = '[]', exec
 WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING {proof}, step_count
 
+-- name: complete_alone
+-- The same for a task that stands alone: without parent, children, open questions and calls in doubt. Its session is
+-- locked before and raises its revision after, so that no child and no question comes in between. A call may: its begin
+-- takes no lock of a session. But the owner begins it, and asks here only when no call of its own is open.
+UPDATE tasks
+SET status = {to:complete}, result = :result, waiting_for = '[]', execution_id = NULL, instance_id = NULL,
+    completion_reserved = 0, event_seq = event_seq + :notes + 1, step_count = step_count + :notes,
+    risk_seen = {raised_risk}, revision = (SELECT s.revision + 1 FROM sessions s WHERE s.id = tasks.root_session_id),
+    updated_at = {now}, finished_at = {now}
+WHERE id = :id AND status IN ({from:complete}) AND {owned} AND parent_task_id IS NULL
+    AND NOT EXISTS (SELECT 1 FROM tasks c WHERE c.parent_task_id = tasks.id)
+    AND NOT EXISTS (SELECT 1 FROM questions q WHERE q.task = tasks.n AND q.status = {status:question.open})
+    AND NOT EXISTS (
+        SELECT 1
+        FROM steps d
+        WHERE d.task = tasks.n AND d.outcome IS NULL AND d.risk <> 'low' AND d.step_index >= tasks.replay_from
+    )
+RETURNING {proof}, step_count
+
 -- name: end_unfenced
 -- cancel and time_out, which start from every open status, and abandon and refuse, whose source the caller proved.
 UPDATE tasks
@@ -466,21 +465,20 @@ SET checkpoint = coalesce(checkpoint, 0) + 1, event_seq = event_seq + 1, updated
 WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING n, event_seq, checkpoint, step_count, message_count, last_tool_call_id
 
--- name: insert_attempt
-INSERT INTO attempts (execution_id, task, number, instance_id, generation, status, started_at)
-VALUES (:execution_id, :task, :number, :instance_id, :generation, {to:attempt.claim}, {now})
-
 -- name: end_attempt
+-- With what it alone consumed: the numbers given are its task's, and what the earlier ones had is taken off.
 UPDATE attempts
-SET status = :status, error = :error, ended_at = {now}, prompt_tokens = :prompt_tokens,
-    completion_tokens = :completion_tokens, cost = :cost, tool_calls = :tool_calls, iterations = :iterations
+SET status = :status, error = :error, ended_at = {now},
+    (prompt_tokens, completion_tokens, cost, tool_calls, iterations) = (
+        SELECT CAST(:prompt_tokens AS {int}) - CAST(coalesce(sum(b.prompt_tokens), 0) AS {int}),
+            CAST(:completion_tokens AS {int}) - CAST(coalesce(sum(b.completion_tokens), 0) AS {int}),
+            CAST(:cost AS {real}) - coalesce(sum(b.cost), 0),
+            CAST(:tool_calls AS {int}) - CAST(coalesce(sum(b.tool_calls), 0) AS {int}),
+            CAST(:iterations AS {int}) - CAST(coalesce(sum(b.iterations), 0) AS {int})
+        FROM attempts b
+        WHERE b.task = :task AND b.number < :number
+    )
 WHERE task = :task AND number = :number AND status IN ({from:attempt.complete})
-
--- name: earlier_usage
-SELECT CAST(sum(a.prompt_tokens) AS {int}), CAST(sum(a.completion_tokens) AS {int}), sum(a.cost),
-    CAST(sum(a.tool_calls) AS {int}), CAST(sum(a.iterations) AS {int})
-FROM attempts a
-WHERE a.task = :task AND a.number < :number
 
 -- name: attempts
 SELECT a.execution_id, t.id, a.number, a.instance_id, a.generation, a.status, a.error, a.prompt_tokens,
