@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from perdure.errors import Damaged
+from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Usage
-from perdure.store import Store, ends, instances, recovery, tasks
+from perdure.store import Store, ends, instances, messages, recovery, steps, tasks, traces
 from perdure.store.database import Transaction
 from tests.rows import query
-from tests.world import DAY_MS, RECOVERY_LIMIT, TABLES, World, columns_of, done, packed, timer
+from tests.world import DAY_MS, RECOVERY_LIMIT, TABLES, World, columns_of, done, outcome_of, packed, timer
 
 Rows = dict[str, list[str]]
 
@@ -232,3 +234,20 @@ def test_a_task_that_stands_alone_completes_as_one_with_a_family_does(
     monkeypatch.setattr(ends, "_complete_alone", lambda *_: False)
 
     assert alone == _after(world.store, complete)
+
+
+def test_traces_read_together_are_those_read_one_by_one(world: World) -> None:
+    claims = _many(world)
+    world.store.call(messages.append, claims[0].fence, NewMessage("user", b"1"), step_key="m")
+    spoiled = claims[-1]
+    world.record(spoiled, "spoiled")
+    world.execute("UPDATE steps SET output = :broken WHERE key = 'spoiled'", broken=b"?")
+    wanted = [(claim.task.id, 0) for claim in claims] + [("nobody", 0)]
+
+    found = world.store.read(traces.read_all, wanted)
+
+    one_by_one = {claim.task.id: outcome_of(world.store.read, steps.trace, claim.task.id) for claim in claims}
+    whole = {task_id: trace for task_id, trace in one_by_one.items() if not isinstance(trace, Damaged)}
+    assert found == whole
+    assert len(whole) == len(claims) - 1  # that with the gap and the spoiled one are the same
+    assert found[claims[0].task.id].message_keys == {"m"}

@@ -42,7 +42,7 @@ from perdure.runtime.waits import Waits
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, aio
-from perdure.store.steps import NewStep
+from perdure.store.steps import NewStep, Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -138,7 +138,8 @@ class Saved:
 class Attempt:
     """One attempt. Lives on one event loop; synchronous agents call in from their thread."""
 
-    def __init__(self, host: Host, claim: Claim, definition: AgentDefinition) -> None:
+    def __init__(self, host: Host, claim: Claim, definition: AgentDefinition, *, history: Trace | None = None) -> None:
+        """`history` is the task's trace, if it has been read already."""
         self.host = host
         self.task = claim.task
         self.definition = definition
@@ -156,6 +157,7 @@ class Attempt:
         self.outcome: tuple[TaskStatus, Error | None] | None = None  # how the task ended, if this attempt has ended it
         self.done = asyncio.Event()
         self._claim = claim
+        self._history = history
         self._root: asyncio.Future[Any] | None = None
         self._bridged: set[asyncio.Task[Any]] = set()
         self._open_calls: dict[Call, asyncio.Task[Any] | None] = {}
@@ -182,7 +184,8 @@ class Attempt:
 
     async def _run(self) -> None:
         try:
-            await self.journal.load()
+            await self.journal.load(self._history)
+            self._history = None
         except Damaged as damage:
             await endings.set_apart(self, damage)
             return

@@ -48,13 +48,17 @@ class Journal:
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
-    async def load(self) -> None:
-        """Read the history, in one query. A first attempt has none. Raises Damaged when it cannot be read."""
+    async def load(self, trace: steps.Trace | None = None) -> None:
+        """Read the history in one query, unless it was read already. A first attempt has none.
+
+        Raises Damaged when it cannot be read.
+        """
         if self.task.attempt <= 1:
             return
         # From where a person said to begin: what lies before may be what could not be read.
         first = self.task.replay_from
-        trace = await aio.read(self.store, steps.trace, self.task.id, from_index=first)
+        if trace is None:
+            trace = await aio.read(self.store, steps.trace, self.task.id, from_index=first)
         self.records = Records(trace.steps, replay_from=first)
         self.message_keys = trace.message_keys
         self.may_have_children = first > 0 or any(step.child_task_id is not None for step in trace.steps)

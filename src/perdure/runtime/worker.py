@@ -35,6 +35,7 @@ from perdure.model.question import Question
 from perdure.model.task import Claim, Lane
 from perdure.runtime.announcer import Announcer, Listener
 from perdure.runtime.attempt import Attempt, Stop
+from perdure.runtime.histories import read_together
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.lookout import Lookout
 from perdure.runtime.membership import Membership
@@ -44,6 +45,7 @@ from perdure.runtime.sweeper import Sweeper
 from perdure.states import QuestionStatus
 from perdure.store import Store, aio, events, instances, order, task_lists, tasks
 from perdure.store.database import Transaction
+from perdure.store.steps import Trace
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -255,8 +257,9 @@ class Worker:
                     generation=self._registration.generation,
                     limit=permits,
                 )
+                histories = await read_together(self.store, found)
                 for claim in found:
-                    count += self._start(claim)
+                    count += self._start(claim, histories.get(claim.task.id))
             return count
         finally:
             self._permits.give(lane, permits - count)
@@ -282,10 +285,10 @@ class Worker:
             self._permits.give(task.lane, 1 - started)
         return started > 0
 
-    def _start(self, claim: Claim) -> int:
+    def _start(self, claim: Claim, history: Trace | None = None) -> int:
         """Run a claimed task, whose permit is taken. How many permits that needs: one."""
         definition = self._agents.get((claim.task.agent, claim.task.version)) or self._newest(claim.task.agent)
-        attempt = self.attempt_type(self, claim, definition)
+        attempt = self.attempt_type(self, claim, definition, history=history)
         self.attempts[claim.execution_id] = attempt
         task = asyncio.get_running_loop().create_task(attempt.run(), name=f"perdure-{claim.task.id[-6:]}")
         self._running.add(task)

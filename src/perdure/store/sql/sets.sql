@@ -130,3 +130,10 @@ SELECT t.n, t.step_count - 1, CAST(:event_kind AS {string}), '', CAST(:payload A
 FROM {rows} r
 CROSS JOIN tasks t
 WHERE t.n = CAST(r.value ->> 0 AS {int})
+
+-- name: counts
+-- How many records and messages tasks have.
+SELECT t.id, t.step_count, t.message_count
+FROM {rows} r
+CROSS JOIN tasks t
+WHERE t.id = r.value ->> 0

@@ -44,6 +44,14 @@ WHERE t.id = :id AND s.step_index >= :from_index
 ORDER BY s.step_index
 LIMIT :limit
 
+-- name: traces
+-- The same for some tasks, from an index on: (task, index). In any order: to sort them is cheaper without their payloads.
+SELECT {columns}
+FROM {rows} r
+CROSS JOIN tasks t
+JOIN steps s ON s.task = t.n
+WHERE t.id = r.value ->> 0 AND s.step_index >= CAST(r.value ->> 1 AS {int})
+
 -- name: by_key
 SELECT {columns}
 FROM tasks t
