@@ -19,10 +19,22 @@ import pytest
 from perdure.errors import IllegalTransition, InvariantError, LeaseLost, NotFound, Refused
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
+from perdure.model.step import Note
 from perdure.model.task import Claim, Mode, Wait, WaitKind
 from perdure.policy.budget import Budget
 from perdure.states import TaskStatus
-from perdure.store import admission, ends, instances, messages, questions, recovery, steps, task_lists, tasks
+from perdure.store import (
+    admission,
+    completions,
+    ends,
+    instances,
+    messages,
+    questions,
+    recovery,
+    steps,
+    task_lists,
+    tasks,
+)
 from perdure.store.database import Row, Transaction, Value
 from perdure.store.queries import Query
 from tests.world import BOOM, World, done, new_step, new_task, packed, timer
@@ -33,7 +45,12 @@ pytestmark = pytest.mark.parametrize("store_url", [pytest.param("postgres", mark
 LOCKING = re.compile(r"^(?:UPDATE|INSERT INTO) (\w+)")
 ORDER = ("instances", "sessions", "tasks", "questions")
 # The statements that lock many rows, and the tables of these.
-SETS = {"sets.lock_owned": "tasks", "sets.lock_sessions": "sessions", "sets.lock_plain": "tasks"}
+SETS = {
+    "sets.lock_owned": "tasks",
+    "sets.lock_sessions": "sessions",
+    "sets.lock_plain": "tasks",
+    "sets.lock_alone": "tasks",
+}
 
 
 @dataclass
@@ -162,6 +179,14 @@ SESSION_VERBS: dict[str, Callable[[World], list[tuple[str, list[str]]]]] = {
     "deny": lambda w: record(w, questions.deny, _resume_question(w), by="ada", reason=""),
     "begin within a budget": lambda w: record(
         w, steps.begin, w.start(budget=Budget(tool_calls=1)).fence, new_step("a"), counts=True
+    ),
+    "complete together": lambda w: record(
+        w,
+        completions.complete_all,
+        [completions.Completion(w.start().fence, packed(1), Note("end", b"{}"), "low") for _ in range(3)],
+    ),
+    "recover together": lambda w: record(
+        w, recovery.resume_plain, [_interrupted(w).task.id for _ in range(3)], recovery_limit=3
     ),
     "recover": lambda w: record(w, recovery.act, _interrupted(w).task.id, recovery_limit=3, question_expiry_ms=1000),
     "recover a declared risk": lambda w: record(
@@ -322,6 +347,17 @@ class Crowd:
                 found = call(tasks.claim_this, task_id, instance_id=who.id, generation=who.generation)
                 if found is not None:
                     self.claims.append(found)
+            case 9 if random.random() < 0.5:
+                for one in random.sample(self.claims, min(4, len(self.claims))):
+                    call(tasks.interrupt, one.task.id, one.execution_id, reason="")
+                some = random.sample(self.task_ids, min(9, len(self.task_ids)))
+                call(recovery.resume_plain, some, recovery_limit=10**6)
+            case 10 if random.random() < 0.3:
+                some_claims = random.sample(self.claims, min(3, len(self.claims)))
+                call(
+                    completions.complete_all,
+                    [completions.Completion(one.fence, packed(1), Note("end", b"{}"), "low") for one in some_claims],
+                )
             case 9:
                 call(tasks.interrupt, claim.task.id, claim.execution_id, reason="")
                 call(recovery.act, claim.task.id, recovery_limit=10**6, question_expiry_ms=1000)

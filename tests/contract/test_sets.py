@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from perdure import codec
 from perdure.errors import Damaged
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Usage
-from perdure.store import Store, ends, instances, messages, recovery, steps, tasks, traces
+from perdure.store import Store, completions, ends, instances, messages, recovery, steps, tasks, traces
+from perdure.store.completions import Completion
 from perdure.store.database import Transaction
 from tests.rows import query
-from tests.world import DAY_MS, RECOVERY_LIMIT, TABLES, World, columns_of, done, outcome_of, packed, timer
+from tests.world import DAY_MS, RECOVERY_LIMIT, TABLES, World, columns_of, done, outcome_of, packed, stale, timer
 
 Rows = dict[str, list[str]]
 
@@ -234,6 +236,57 @@ def test_a_task_that_stands_alone_completes_as_one_with_a_family_does(
     monkeypatch.setattr(ends, "_complete_alone", lambda *_: False)
 
     assert alone == _after(world.store, complete)
+
+
+CLOSED = Note("turn_completed", b'{"outcome":"completed"}')
+
+
+def _result(number: int) -> codec.Packed:
+    return packed({"number": number, "text": 'Grüße \x00 \\ "', "deep": [None, 1.5]})
+
+
+def _end_each(tx: Transaction, claims: Sequence[Claim]) -> None:
+    for number, claim in enumerate(claims):
+        ends.complete(tx, claim.fence, _result(number), notes=[CLOSED], risk_seen="medium")
+
+
+def test_tasks_that_complete_together_do_as_each_would_by_itself(world: World) -> None:
+    claims = [world.start(), world.start(risk="high"), *(world.start(session_id="chat") for _ in range(3))]
+    world.record(claims[0], "a", done(usage=Usage(prompt_tokens=5, cost=0.5)))
+    world.record(claims[1], "b", risk="high")
+    waiting = world.start()
+    world.wait_for(waiting, *timer(world.clock.now_ms() + DAY_MS))
+    first = world.start()
+    world.record(first, "c", done(usage=Usage(prompt_tokens=3, cost=0.1)))
+    world.interrupt(first)
+    world.recover(first.task.id)
+    claims += [waiting, world.claim(first.task.id)]
+    claims.sort(key=lambda claim: claim.task.id)  # in the order in which they are locked
+    wanted = [Completion(one.fence, _result(number), CLOSED, "medium") for number, one in enumerate(claims)]
+
+    together = _after(world.store, lambda tx: completions.complete_all(tx, wanted))
+
+    assert together == _after(world.store, lambda tx: _end_each(tx, claims))
+    assert world.store.call(completions.complete_all, wanted) == {claim.execution_id for claim in claims}
+    assert world.unchanged_by(world.store.call, completions.complete_all, wanted) == set()
+
+
+def test_what_does_not_simply_complete_is_left_to_its_owner(world: World) -> None:
+    parent, asking, doubtful, lost, big, plain = (world.start() for _ in range(6))
+    child = world.claim(world.spawn(parent).id)
+    world.ask(asking)
+    world.begin(doubtful, "pay", risk="high")
+    world.interrupt(lost)
+    results = {big.execution_id: packed(["x" * 100 + str(number) for number in range(1000)])}
+    claims = [parent, child, asking, doubtful, lost, big]
+    wanted = [Completion(one.fence, results.get(one.execution_id, packed(1)), CLOSED, "low") for one in claims]
+    stolen = [Completion(fence, packed(1), CLOSED, "low") for fence in stale(plain.fence)]
+
+    assert world.unchanged_by(world.store.call, completions.complete_all, [*wanted, stolen[0]]) == set()
+    assert world.unchanged_by(world.store.call, completions.complete_all, [*wanted, stolen[1]]) == set()
+    mixed = [*wanted, Completion(plain.fence, packed(1), CLOSED, "low")]
+    assert world.store.call(completions.complete_all, mixed) == {plain.execution_id}
+    assert {world.task(one.task.id).status for one in claims} == {"running", "interrupted"}
 
 
 def test_traces_read_together_are_those_read_one_by_one(world: World) -> None:

@@ -42,6 +42,7 @@ from perdure.runtime.waits import Waits
 from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, aio
+from perdure.store.completions import Completion
 from perdure.store.steps import NewStep, Trace
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,10 @@ class Host(Protocol):
 
     async def until_streamed(self, attempt: Attempt) -> None:
         """Store what the attempt has streamed so far, if the store can."""
+        ...
+
+    async def complete_together(self, one: Completion) -> bool:
+        """Complete a task in one write with others that complete now; False when it is to be completed by itself."""
         ...
 
     def dep(self, cls: type[R]) -> R:

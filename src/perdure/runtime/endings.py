@@ -23,11 +23,13 @@ from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, sho
 from perdure.runtime import doubts, raised, stand_ins
 from perdure.states import TaskStatus
 from perdure.store import ends, task_lists, tasks
+from perdure.store.completions import Completion
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
 log = logging.getLogger(__name__)
+_COMPLETED = Note(NoteKind.TURN_COMPLETED, codec.encode({"outcome": "completed"}))
 
 
 async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None:
@@ -95,11 +97,17 @@ async def set_apart(attempt: Attempt, damage: Damaged) -> None:
 
 async def _complete(attempt: Attempt, stored: bytes) -> None:
     journal = attempt.journal
-    notes = [*journal.take_notes(), Note(NoteKind.TURN_COMPLETED, codec.encode({"outcome": "completed"}))]
+    notes = [*journal.take_notes(), _COMPLETED]
+    result = codec.pack(stored)
     try:
-        if await _write(
-            attempt, ends.complete, journal.fence, codec.pack(stored), notes=notes, risk_seen=journal.risk_seen
-        ):
+        if len(notes) == 1 and attempt.task.parent_task_id is None:
+            await attempt.host.until_streamed(attempt)
+            if await attempt.host.complete_together(
+                Completion(journal.fence, result, _COMPLETED, risk_seen=journal.risk_seen)
+            ):
+                attempt.outcome = TaskStatus.COMPLETED, None
+                return
+        if await _write(attempt, ends.complete, journal.fence, result, notes=notes, risk_seen=journal.risk_seen):
             attempt.outcome = TaskStatus.COMPLETED, None
     except InvariantError:
         log.exception("task %s cannot complete; it is looked at again", attempt.task.id)

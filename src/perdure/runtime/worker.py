@@ -35,6 +35,7 @@ from perdure.model.question import Question
 from perdure.model.task import Claim, Lane
 from perdure.runtime.announcer import Announcer, Listener
 from perdure.runtime.attempt import Attempt, Stop
+from perdure.runtime.completions import Completions
 from perdure.runtime.histories import read_together
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.lookout import Lookout
@@ -44,6 +45,7 @@ from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
 from perdure.runtime.sweeper import Sweeper
 from perdure.states import QuestionStatus
 from perdure.store import Store, aio, events, instances, order, task_lists, tasks
+from perdure.store.completions import Completion
 from perdure.store.database import Transaction
 from perdure.store.steps import Trace
 
@@ -101,6 +103,7 @@ class Worker:
         self._member = Membership(store, self._in_flight, killable=killable, random=self.random)
         self._lookout = Lookout(store, self.attempts.values, self._generation, seen=self._news.look)
         self._sweeper = Sweeper(self)
+        self._completions = Completions(store)
         self._work = asyncio.Event()
         # A claim under way is owned by this process and not known to it yet: no heartbeat may judge it meanwhile.
         self._ownership = asyncio.Lock()
@@ -374,6 +377,10 @@ class Worker:
     async def until_streamed(self, attempt: Attempt) -> None:
         """Store what the attempt has streamed: whoever follows it misses nothing when it ends."""
         await self._flusher.until_stored(attempt.task.id)
+
+    async def complete_together(self, one: Completion) -> bool:
+        """Complete a task in one write with others that complete now; False when it is to be completed by itself."""
+        return await self._completions.complete(one)
 
     def dep(self, cls: type[T]) -> T:
         """What the app's lifespan opened, by class."""

@@ -23,6 +23,16 @@ def keep(tx: Transaction, packed: codec.Packed) -> bytes:
     return packed.blob
 
 
+def as_text(packed: codec.Packed) -> str | None:
+    """What `keep` returns, as text that a statement about many rows can carry; None where there is no such text."""
+    if packed.parts or b"\x00" in packed.blob:
+        return None
+    try:
+        return packed.blob.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def body(tx: Transaction, blob: bytes) -> bytes:
     """The canonical JSON behind a column. Raises Damaged when a part is missing or the codec unknown."""
 

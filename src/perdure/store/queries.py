@@ -14,6 +14,7 @@ into SQL.
     {priority_step_ms}          how much earlier one more of priority is worth
     {columns}                   a fragment of the same file
     {now}                       the transaction's time
+    {bytes:2}                   a value of an element of :rows, text in UTF-8 (`r` is its alias)
     {rows}                      the elements of :rows, a JSON array of arrays, as `value`
 """
 
@@ -46,6 +47,9 @@ class Dialect:
         """The dialect's word for a hole, or None when it is none."""
         if name == "fill":
             return f"WITH (fillfactor = {int(argument or 100)})" if self.name == "postgres" else ""
+        if name == "bytes":
+            text = f"r.value ->> {int(argument or 0)}"
+            return f"convert_to({text}, 'UTF8')" if self.name == "postgres" else f"CAST({text} AS BLOB)"
         return self.words.get(name)
 
 

@@ -7,10 +7,8 @@ pass finds nothing. A skip or a park opens a question, so that no task is left a
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple
 
 from perdure import codec
@@ -224,14 +222,12 @@ def _last_steps(tx: Transaction, tasks: Sequence[_Plain]) -> dict[int, list[str]
 def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> None:
     """Store the decisions and make the tasks due again; each raises the revision of its session by one."""
     tx.many(Q.insert, [_as_row(tx, one.n, decision, one.execution_id or "") for one, decision in decided])
-    times = Counter(one.root_session_id for one, _ in decided)
-    raised = tx.all(Sets.raise_revisions, rows=json.dumps(list(times.items())))
-    revisions = {session: count(revision - times[session] + 1) for session, revision in raised}
+    revisions = sessions.raise_revisions(tx, [one.root_session_id for one, _ in decided])
     moves = []
     by_recoveries: dict[int, list[tuple[int, int]]] = {}
-    for one, decision in decided:
+    for (one, decision), revision in zip(decided, revisions, strict=True):
         recoveries = one.recoveries + (1 if decision.counts else 0)
-        moves.append((one.n, recoveries, next(revisions[one.root_session_id])))
+        moves.append((one.n, recoveries, revision))
         by_recoveries.setdefault(recoveries, []).append((one.n, one.event_seq + 1))
     tx.run(Sets.recover, rows=json.dumps(moves))
     for recoveries, alike in by_recoveries.items():

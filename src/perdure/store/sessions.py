@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from perdure.errors import BadInput, NotFound
 from perdure.store.database import Transaction
 from perdure.store.queries import load
 
 Q = load("sessions")
+Sets = load("sets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,14 @@ def raise_revision(tx: Transaction, session_id: str) -> int:
     row = tx.one(Q.raise_revision, id=session_id)
     assert row is not None, session_id
     return int(row[0])
+
+
+def raise_revisions(tx: Transaction, session_ids: Sequence[str]) -> list[int]:
+    """The next revision of a locked session for each time it is named, in this order."""
+    times = Counter(session_ids)
+    raised = tx.all(Sets.raise_revisions, rows=json.dumps(list(times.items())))
+    following = {session_id: count(revision - times[session_id] + 1) for session_id, revision in raised}
+    return [next(following[session_id]) for session_id in session_ids]
 
 
 def check_id(text: str, field: str, *, limit: int = 512) -> str:

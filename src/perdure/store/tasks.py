@@ -201,7 +201,7 @@ def interrupt_all(tx: Transaction, owned: Sequence[tuple[str, str]], *, reason: 
     rows = json.dumps([(n,) for _, n, _, _ in found])
     tx.run(Sets.interrupt, rows=rows)
     error = payloads.small(tx, Error("Interrupted", reason, "retriable").to_json())
-    tx.run(Sets.interrupt_attempts, rows=rows, error=error)
+    tx.run(Sets.end_attempts, rows=rows, status=ATTEMPT.target("interrupt"), error=error)
     for was_waiting in (False, True):
         alike = [(n, seq + 1) for _, n, status, seq in found if (status == TaskStatus.WAITING) is was_waiting]
         told = {"reason": reason, "was_waiting": was_waiting}

@@ -17,10 +17,10 @@ SET status = {to:interrupt}, waiting_for = '[]', execution_id = NULL, instance_i
 FROM {rows} r
 WHERE tasks.n = CAST(r.value ->> 0 AS {int}) AND tasks.status IN ({from:interrupt})
 
--- name: interrupt_attempts
+-- name: end_attempts
 -- The last attempts of tasks, with what they alone consumed: what their tasks have less what the earlier ones had.
 UPDATE attempts
-SET status = {to:attempt.interrupt}, error = :error, ended_at = {now},
+SET status = :status, error = :error, ended_at = {now},
     (prompt_tokens, completion_tokens, cost, tool_calls, iterations) = (
         SELECT t.prompt_tokens - CAST(coalesce(sum(b.prompt_tokens), 0) AS {int}),
             t.completion_tokens - CAST(coalesce(sum(b.completion_tokens), 0) AS {int}),
@@ -33,7 +33,7 @@ SET status = {to:attempt.interrupt}, error = :error, ended_at = {now},
 FROM {rows} r
 CROSS JOIN tasks t
 WHERE t.n = CAST(r.value ->> 0 AS {int}) AND attempts.task = t.n AND attempts.number = t.attempt
-    AND attempts.status IN ({from:attempt.interrupt})
+    AND attempts.status IN ({from:attempt.complete})
 
 -- name: insert_events
 -- The same event of many tasks: (task, seq).
@@ -130,6 +130,46 @@ SELECT t.n, t.step_count - 1, CAST(:event_kind AS {string}), '', CAST(:payload A
 FROM {rows} r
 CROSS JOIN tasks t
 WHERE t.n = CAST(r.value ->> 0 AS {int})
+
+-- name: lock_alone
+-- Owned tasks (task, execution, generation) that stand alone: see complete_alone in tasks.sql.
+SELECT t.id, t.n, t.root_session_id, t.event_seq, t.step_count, t.attempt
+FROM {rows} r
+CROSS JOIN tasks t
+WHERE t.id = r.value ->> 0 AND t.execution_id = r.value ->> 1 AND t.generation = CAST(r.value ->> 2 AS {int})
+    AND t.status IN ({from:complete}) AND t.parent_task_id IS NULL
+    AND NOT EXISTS (SELECT 1 FROM tasks c WHERE c.parent_task_id = t.id)
+    AND NOT EXISTS (SELECT 1 FROM questions q WHERE q.task = t.n AND q.status = {status:question.open})
+    AND NOT EXISTS (
+        SELECT 1
+        FROM steps d
+        WHERE d.task = t.n AND d.outcome IS NULL AND d.risk <> 'low' AND d.step_index >= t.replay_from
+    )
+ORDER BY t.id
+{for_update}
+
+-- name: complete
+-- (task, revision, risk seen, result), each with one last note.
+UPDATE tasks
+SET status = {to:complete}, result = {bytes:3}, error = NULL, waiting_for = '[]', execution_id = NULL,
+    instance_id = NULL, completion_reserved = 0, event_seq = event_seq + 2, step_count = step_count + 1,
+    risk_seen = CASE
+        WHEN 'critical' IN (risk_seen, r.value ->> 2) THEN 'critical'
+        WHEN 'high' IN (risk_seen, r.value ->> 2) THEN 'high'
+        WHEN 'medium' IN (risk_seen, r.value ->> 2) THEN 'medium'
+        ELSE 'low'
+    END,
+    revision = CAST(r.value ->> 1 AS {int}), updated_at = {now}, finished_at = {now}
+FROM {rows} r
+WHERE tasks.n = CAST(r.value ->> 0 AS {int}) AND tasks.status IN ({from:complete})
+
+-- name: insert_notes
+-- The same note of many tasks: (task, index, seq, attempt).
+INSERT INTO steps (task, step_index, event_kind, name, payload, attempt, started_seq, timestamp)
+SELECT CAST(r.value ->> 0 AS {int}), CAST(r.value ->> 1 AS {int}), CAST(:event_kind AS {string}),
+    CAST(:name AS {string}), CAST(:payload AS {blob}), CAST(r.value ->> 3 AS {int}), CAST(r.value ->> 2 AS {int}),
+    CAST(:timestamp AS {int})
+FROM {rows} r
 
 -- name: counts
 -- How many records and messages tasks have.

@@ -375,8 +375,8 @@ RETURNING {proof}, step_count
 -- locked before and raises its revision after, so that no child and no question comes in between. A call may: its begin
 -- takes no lock of a session. But the owner begins it, and asks here only when no call of its own is open.
 UPDATE tasks
-SET status = {to:complete}, result = :result, waiting_for = '[]', execution_id = NULL, instance_id = NULL,
-    completion_reserved = 0, event_seq = event_seq + :notes + 1, step_count = step_count + :notes,
+SET status = {to:complete}, result = :result, error = NULL, waiting_for = '[]', execution_id = NULL,
+    instance_id = NULL, completion_reserved = 0, event_seq = event_seq + :notes + 1, step_count = step_count + :notes,
     risk_seen = {raised_risk}, revision = (SELECT s.revision + 1 FROM sessions s WHERE s.id = tasks.root_session_id),
     updated_at = {now}, finished_at = {now}
 WHERE id = :id AND status IN ({from:complete}) AND {owned} AND parent_task_id IS NULL
