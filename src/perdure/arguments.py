@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,6 +42,8 @@ def bind_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 def unbind_arguments(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The reverse of `bind_arguments`: what to call the function with."""
+    if _takes_by_name(fn, arguments):
+        return (), dict(arguments)
     signature = _signature(fn)
     rest = dict(arguments)
     bound = signature.bind_partial()
@@ -52,6 +54,16 @@ def unbind_arguments(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tu
             value = rest.pop(name)
             bound.arguments[name] = tuple(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
     return bound.args, {**bound.kwargs, **rest}
+
+
+def _takes_by_name(fn: Callable[..., Any], names: Iterable[str]) -> bool:
+    """Whether it surely has parameters of these names that may be given by name; read off the code, as below."""
+    if type(fn) is not types.FunctionType or fn.__dict__:
+        return False
+    code = fn.__code__
+    if code.co_posonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return False
+    return set(names) <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def _bind_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

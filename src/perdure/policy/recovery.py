@@ -7,7 +7,7 @@ change a row and opens no question: it drafts one, and whoever acts stores it wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -131,6 +131,12 @@ def decide(case: Case) -> Decision:
     if dangerous:
         return _resume(case, Rule.STEP_IN_DOUBT, dangerous)
     return _resume(case, Rule.RESUME, dangerous)
+
+
+def for_another(decision: Decision, task_id: str) -> Decision:
+    """What was decided, for a task that differs in nothing but its id. Not with a question, which names its task."""
+    assert decision.question is None, decision
+    return replace(decision, evidence={**decision.evidence, "task_id": task_id})
 
 
 # -- one function a verdict -----------------------------------------------------------------

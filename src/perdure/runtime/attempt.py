@@ -198,9 +198,7 @@ class Attempt:
         value, error = await self._follow(self._start_agent())
         if self.stopping is None:
             self.is_ending = True
-            _, broken = await self._follow(self._loop.create_task(endings.end(self, value, error)))
-            if broken is not None and self.stopping is None:
-                raise broken
+            await self._end(value, error)
         if self.stopping is not None:
             self._cancel_calls()
             await self.waits.close()
@@ -232,6 +230,22 @@ class Attempt:
             return None, asyncio.CancelledError("the agent was cancelled")
         error = running.exception()
         return (None, error) if error is not None else (running.result(), None)
+
+    async def _end(self, value: Any, error: BaseException | None) -> None:
+        """Write what became of the task. `stop` cancels it, and this returns all the same."""
+        me = asyncio.current_task(self._loop)
+        assert me is not None
+        self._root = me
+        try:
+            await endings.end(self, value, error)
+        except BaseException:
+            if self.stopping is None:
+                raise
+        finally:
+            self._root = None
+            if self.stopping is not None:
+                while me.cancelling():  # That was for what has ended: what follows may wait again.
+                    me.uncancel()
 
     def stop(self, reason: Stop) -> None:
         """End the attempt from outside. The first reason stands; losing the lease overrides it.

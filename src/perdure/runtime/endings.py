@@ -178,10 +178,13 @@ async def _join_children(attempt: Attempt) -> None:
 
 async def _settle_doubts(attempt: Attempt) -> None:
     """Find out about every call in doubt: those the agent left, and those on record that it never came to."""
+    unreached = attempt.journal.records.in_doubt()
+    if not attempt.intents and not unreached:
+        return
     async with asyncio.TaskGroup() as group:
         for call, step in list(attempt.intents.values()):
             group.create_task(_in_call(attempt, doubts.settle_left(attempt, call, step)))
-        for record in attempt.journal.records.in_doubt():
+        for record in unreached:
             attempt.journal.used(record.key or "")
             group.create_task(_in_call(attempt, doubts.settle_unreached(attempt, record)))
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.errors import Damaged
 from perdure.model.question import QuestionKind
 from perdure.model.task import Task
-from perdure.policy.recovery import Case, Decision, DoubtfulStep, Rule, Verdict, decide
+from perdure.policy.recovery import Case, Decision, DoubtfulStep, Rule, Verdict, decide, for_another
 from perdure.policy.risk import Risk
 from perdure.states import TASK, TaskStatus
 from perdure.store import ends, events, payloads, questions, sessions
 from perdure.store import tasks as task_ops
-from perdure.store.database import Transaction
+from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
 from perdure.store.tasks import read_error, task_from_row
 
@@ -133,6 +134,7 @@ def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: in
     locked = [by_id[task_id] for task_id in dict.fromkeys(task_ids) if task_id in by_id]
     last = _last_steps(tx, locked)
     told: dict[bytes | None, tuple[Mapping[str, Any], str | None]] = {}
+    alike: dict[tuple[object, ...], Decision] = {}
     decided = []
     for one in locked:
         if one.told not in told:
@@ -140,9 +142,12 @@ def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: in
         was, trace_error = told[one.told]
         if trace_error is not None or not one.is_whole:
             continue
-        decision = decide(_plain_case(tx, one, was, last.get(one.n, []), recovery_limit=recovery_limit))
-        if decision.rule is Rule.RESUME:
-            decided.append((one, decision))
+        # Tasks of one agent that came equally far differ in nothing but their ids: what is decided is the same.
+        likeness = (*one.seen, one.told, last[one.n])
+        if likeness not in alike:
+            alike[likeness] = decide(_plain_case(tx, one, was, last[one.n], recovery_limit=recovery_limit))
+        if alike[likeness].rule is Rule.RESUME:
+            decided.append((one, for_another(alike[likeness], one.id)))
     if decided:
         _resume_all(tx, decided)
     return [Acted(one.id, one.root_session_id, one.agent, one.step_count, decision) for one, decision in decided]
@@ -187,13 +192,18 @@ class _Plain(NamedTuple):
     last: int | None
 
     @property
+    def seen(self) -> tuple[object, ...]:
+        """What a decision looks at, of the task's row."""
+        return self.agent, self.risk, self.resume, self.deadline_at, self.recoveries, self.records
+
+    @property
     def is_whole(self) -> bool:
         """Whether it has every record; an index is there once, and none is below 0."""
         return 0 < self.records == self.step_count and self.last == self.step_count - 1
 
 
 def _plain_case(
-    tx: Transaction, one: _Plain, told: Mapping[str, Any], last: Sequence[str], *, recovery_limit: int
+    tx: Transaction, one: _Plain, told: Mapping[str, Any], last: tuple[str, ...], *, recovery_limit: int
 ) -> Case:
     return Case(
         task_id=one.id,
@@ -206,17 +216,17 @@ def _plain_case(
         recoveries_without_progress=one.recoveries,
         recovery_limit=recovery_limit,
         was_waiting=bool(told.get("was_waiting")),
-        last_steps=tuple(last),
+        last_steps=last,
     )
 
 
-def _last_steps(tx: Transaction, tasks: Sequence[_Plain]) -> dict[int, list[str]]:
+def _last_steps(tx: Transaction, tasks: Sequence[_Plain]) -> dict[int, tuple[str, ...]]:
     """The last records of tasks in words, newest first."""
-    found: dict[int, list[str]] = {}
+    found: dict[int, list[Row]] = {one.n: [] for one in tasks}
     rows = json.dumps([(one.n, one.step_count - _SHOWN) for one in tasks])
-    for n, *step in tx.all(Sets.last_steps, rows=rows) if tasks else ():
-        found.setdefault(n, []).append(_describe(tuple(step)))
-    return found
+    for row in tx.all(Sets.last_steps, rows=rows) if tasks else ():
+        found[row[0]].append(row[1:])
+    return {n: tuple(map(_describe, sorted(steps, reverse=True))) for n, steps in found.items()}
 
 
 def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> None:
@@ -249,9 +259,15 @@ def _as_row(tx: Transaction, task: int, decision: Decision, execution_id: str) -
         "execution_id": execution_id,
         "verdict": decision.verdict,
         "rule": decision.rule,
-        "reasons": json.dumps(decision.reasons),
+        "reasons": _as_text(decision.reasons),
         "evidence": payloads.small(tx, dict(decision.evidence)),
     }
+
+
+@lru_cache(maxsize=64)
+def _as_text(reasons: tuple[str, ...]) -> str:
+    """Kept, for many tasks have the same."""
+    return json.dumps(reasons)
 
 
 def _case(tx: Transaction, task: Task, seen: _Seen, *, recovery_limit: int) -> Case:

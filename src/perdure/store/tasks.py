@@ -379,6 +379,6 @@ def _input_from_row(tx: Transaction, row: Row) -> TaskInput:
         None if context is None else payloads.body(tx, context),
         budget,
         None if contract is None else payloads.body(tx, contract),
-        json.loads(tags),
-        json.loads(metadata),
+        {} if tags == "{}" else json.loads(tags),
+        {} if metadata == "{}" else json.loads(metadata),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import itemgetter
 
 from perdure.errors import Damaged
 from perdure.model.step import Step
@@ -15,6 +16,8 @@ from perdure.store.steps import Trace
 D = load("messages")
 S = load("steps")
 Sets = load("sets")
+
+_INDEX = itemgetter(1)  # where a record stands in its trace
 
 
 def read_all(tx: Transaction, wanted: Sequence[tuple[str, int]]) -> dict[str, Trace]:
@@ -29,8 +32,8 @@ def read_all(tx: Transaction, wanted: Sequence[tuple[str, int]]) -> dict[str, Tr
     first = dict(wanted)
     found = {}
     for task_id, step_count, message_count in tx.all(Sets.counts, rows=rows):
-        history = sorted(records[task_id], key=_index)
-        if [_index(row) for row in history] != list(range(first[task_id], step_count)):
+        history = sorted(records[task_id], key=_INDEX)
+        if list(map(_INDEX, history)) != list(range(first[task_id], step_count)):
             continue
         try:
             steps = tuple(_step(tx, row) for row in history)
@@ -39,10 +42,6 @@ def read_all(tx: Transaction, wanted: Sequence[tuple[str, int]]) -> dict[str, Tr
         keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id)) if message_count else frozenset[str]()
         found[task_id] = Trace(steps, keys)
     return found
-
-
-def _index(row: Row) -> int:
-    return int(row[1])
 
 
 def _step(tx: Transaction, row: Row) -> Step:

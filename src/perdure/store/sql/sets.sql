@@ -67,12 +67,11 @@ ORDER BY t.id
 {for_update}
 
 -- name: last_steps
--- The records of tasks from an index on: (task, index).
+-- The records of tasks from an index on: (task, index). In any order.
 SELECT s.task, s.step_index, s.event_kind, s.name, s.outcome
 FROM {rows} r
 CROSS JOIN steps s
 WHERE s.task = CAST(r.value ->> 0 AS {int}) AND s.step_index >= CAST(r.value ->> 1 AS {int})
-ORDER BY s.task, s.step_index DESC
 
 -- name: raise_revisions
 -- Of locked sessions: (session, by how much).
