@@ -158,6 +158,19 @@ BUGS: Final = (
         ),
     ),
     Bug(
+        "recovers many without compare-and-set",
+        contract("test_sets.py::test_what_was_recovered_together_is_done_once"),
+        (
+            Patch("store/sql/sets.sql", "t.status IN ({from:recover}) AND t.recoveries", "t.recoveries"),
+            Patch("store/sql/sets.sql", "AS {int}) AND tasks.status IN ({from:recover})", "AS {int})"),
+        ),
+    ),
+    Bug(
+        "completes many for anybody",
+        contract("test_sets.py::test_what_does_not_simply_complete_is_left_to_its_owner"),
+        (Patch("store/sql/sets.sql", "AND t.execution_id = r.value ->> 1 AND t.generation =", "AND t.generation ="),),
+    ),
+    Bug(
         "lets an owner call at the end of its lease",
         suite("tests/unit/test_liveness.py::test_an_owner_may_call_until_four_fifths_of_a_lease_after_its_beat_began"),
         (Patch("runtime/liveness.py", "and now_boot_ms < self._until_ms", "and now_boot_ms <= self._until_ms"),),

@@ -21,6 +21,7 @@ from perdure.states import ATTEMPT, TASK
 from perdure.store import events, payloads, sessions, steps
 from perdure.store.database import Row, Transaction
 from perdure.store.queries import load
+from perdure.store.tasks import move_all
 
 Sets = load("sets")
 
@@ -48,7 +49,7 @@ def complete_all(tx: Transaction, wanted: Sequence[Completion]) -> set[str]:
     revisions = sessions.raise_revisions(tx, [row[2] for row in found])
     ends = [(by_id[row[0]], row, revision) for row, revision in zip(found, revisions, strict=True)]
     moves = [(row[1], revision, one.risk_seen, results[row[0]]) for one, row, revision in ends]
-    tx.run(Sets.complete, rows=json.dumps(moves))
+    move_all(tx, Sets.complete, moves)
     _insert_notes(tx, [(one.note, row) for one, row, _ in ends])
     ended = json.dumps([(row[1],) for row in found])
     tx.run(Sets.end_attempts, rows=ended, status=ATTEMPT.target("complete"), error=None)

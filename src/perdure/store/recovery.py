@@ -239,7 +239,7 @@ def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> 
         recoveries = one.recoveries + (1 if decision.counts else 0)
         moves.append((one.n, recoveries, revision))
         by_recoveries.setdefault(recoveries, []).append((one.n, one.event_seq + 1))
-    tx.run(Sets.recover, rows=json.dumps(moves))
+    task_ops.move_all(tx, Sets.recover, moves)
     for recoveries, alike in by_recoveries.items():
         events.emit_to_all(tx, alike, TASK.event("recover"), {"recoveries": recoveries})
     tx.hint()

@@ -12,15 +12,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from perdure.errors import Damaged, Error, IllegalTransition, LeaseLost, NotFound
+from perdure.errors import Damaged, Error, IllegalTransition, InvariantError, LeaseLost, NotFound
 from perdure.model.instance import Instance
 from perdure.model.question import Question
 from perdure.model.step import NoteKind
 from perdure.model.task import Claim, Fence, Lane, Mode, Task, TaskInput, Wait, WaitKind
 from perdure.states import ATTEMPT, TASK, InstanceStatus, QuestionStatus, TaskStatus
 from perdure.store import events, payloads
-from perdure.store.database import Row, Transaction
-from perdure.store.queries import load
+from perdure.store.database import Row, Transaction, Value
+from perdure.store.queries import Query, load
 from perdure.store.sessions import check_id
 
 Q = load("tasks")
@@ -99,7 +99,7 @@ def claim(tx: Transaction, *, lane: Lane, instance: int, instance_id: str, gener
     if not due:
         return []
     owners = [(n, tx.new_token()) for n in due]
-    tx.run(Sets.claim, rows=json.dumps(owners), instance_id=instance_id, generation=generation)
+    move_all(tx, Sets.claim, owners, instance_id=instance_id, generation=generation)
     return _begin_attempts(tx, due, instance_id)
 
 
@@ -198,10 +198,10 @@ def interrupt_all(tx: Transaction, owned: Sequence[tuple[str, str]], *, reason: 
     found = tx.all(Sets.lock_owned, rows=json.dumps(owned))
     if not found:
         return []
-    rows = json.dumps([(n,) for _, n, _, _ in found])
-    tx.run(Sets.interrupt, rows=rows)
+    going = [(n,) for _, n, _, _ in found]
+    move_all(tx, Sets.interrupt, going)
     error = payloads.small(tx, Error("Interrupted", reason, "retriable").to_json())
-    tx.run(Sets.end_attempts, rows=rows, status=ATTEMPT.target("interrupt"), error=error)
+    tx.run(Sets.end_attempts, rows=json.dumps(going), status=ATTEMPT.target("interrupt"), error=error)
     for was_waiting in (False, True):
         alike = [(n, seq + 1) for _, n, status, seq in found if (status == TaskStatus.WAITING) is was_waiting]
         told = {"reason": reason, "was_waiting": was_waiting}
@@ -285,6 +285,13 @@ def hold_session(tx: Transaction, task_id: str) -> tuple[str, str | None, str]:
     if row is None:
         raise NotFound(f"there is no task {task_id}")
     return row[0], row[1], row[2]
+
+
+def move_all(tx: Transaction, query: Query, rows: Sequence[tuple[Any, ...]], **values: Value) -> None:
+    """Move one locked task for each of `rows`. Raises InvariantError when one did not stand where it was seen."""
+    moved = tx.run(query, rows=json.dumps(rows), **values)
+    if moved != len(rows):
+        raise InvariantError(f"{query.name} moved {moved} tasks instead of {len(rows)}")
 
 
 def end_attempt(tx: Transaction, proof: Proof, status: str, error: Error | None = None) -> None:
