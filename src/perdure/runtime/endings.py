@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perdure import codec, phrases
@@ -100,19 +100,24 @@ async def _complete(attempt: Attempt, stored: bytes) -> None:
     notes = [*journal.take_notes(), _COMPLETED]
     result = codec.pack(stored)
     try:
-        if len(notes) == 1 and attempt.task.parent_task_id is None:
-            await attempt.host.until_streamed(attempt)
-            if await attempt.host.complete_together(
-                Completion(journal.fence, result, _COMPLETED, risk_seen=journal.risk_seen)
-            ):
-                attempt.outcome = TaskStatus.COMPLETED, None
-                return
-        if await _write(attempt, ends.complete, journal.fence, result, notes=notes, risk_seen=journal.risk_seen):
+        if await _complete_together(attempt, result, notes) or await _write(
+            attempt, ends.complete, journal.fence, result, notes=notes, risk_seen=journal.risk_seen
+        ):
             attempt.outcome = TaskStatus.COMPLETED, None
     except InvariantError:
         log.exception("task %s cannot complete; it is looked at again", attempt.task.id)
         reason = "a call of it was left in doubt"
         await _write(attempt, tasks.interrupt, attempt.task.id, journal.fence.execution_id, reason=reason)
+
+
+async def _complete_together(attempt: Attempt, result: codec.Packed, notes: Sequence[Note]) -> bool:
+    """Complete the task in one write with others; False when it is none of which that can be done."""
+    if len(notes) != 1 or attempt.task.parent_task_id is not None:
+        return False
+    await attempt.host.until_streamed(attempt)
+    journal = attempt.journal
+    one = Completion(journal.fence, result, notes[0], risk_seen=journal.risk_seen)
+    return await attempt.host.complete_together(one)
 
 
 async def _fail(attempt: Attempt, exc: BaseException) -> None:
