@@ -57,18 +57,22 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         journal.used(key)
         return answer(attempt, call, record)
     # Pairs of calls, and not contexts made of generators: those took a tenth of all the time that a step takes.
+    waits = attempt.waits
     attempt.open_call(call)
     try:
         if parent == ROOT and attempt.holds_calls:
             await attempt.hold_call()
         journal.open(call, key, body, parent=parent)
+        waits.begin_call()
         try:
-            async with attempt.waits.call():
-                if record is None and journal.records.has_unused_of(parent, call.name):
-                    await drift.settle(attempt, call, parent=parent, key=key, body=body)
-                journal.used(key)
-                return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)
+            if not waits.is_running:
+                await waits.until_running()
+            if record is None and journal.records.has_unused_of(parent, call.name):
+                await drift.settle(attempt, call, parent=parent, key=key, body=body)
+            journal.used(key)
+            return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)
         finally:
+            waits.end_call()
             journal.close(call, key, parent=parent)
     finally:
         attempt.close_call(call)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure import codec
-from perdure.errors import AmbiguousStep, PerdureError, StoreError
+from perdure.errors import AmbiguousStep, PerdureError, StoreBusy, StoreError
 from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
@@ -63,10 +63,13 @@ class Journal:
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a fenced write. A busy store is asked again; any other store error ends the attempt."""
-        try:
-            return await aio.call_patiently(self.store, operation, *args, **kwargs)
-        except StoreError as error:
-            raise self._ended_by(error) from error
+        while True:
+            try:
+                return await aio.submit(self.store, operation, *args, **kwargs)
+            except StoreBusy:
+                await asyncio.sleep(aio.BUSY_AGAIN_S)
+            except StoreError as error:
+                raise self._ended_by(error) from error
 
     async def write_softly(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs

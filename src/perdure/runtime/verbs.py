@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from perdure import ambient, codec, definitions
@@ -81,9 +81,9 @@ class ModelVerb(Verb):
     async def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
-        return await self.record(check_function(fn), fn, args, kwargs)
+        return self.record(check_function(fn), fn, args, kwargs)
 
 
 class NamedVerb(Verb):
@@ -101,9 +101,9 @@ class NamedVerb(Verb):
     async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
-        return await self.record(check_named(name, fn), fn, args, kwargs)
+        return self.record(check_named(name, fn), fn, args, kwargs)
 
 
 model = ModelVerb(StepKind.MODEL_CALL, Risk.LOW)
