@@ -306,8 +306,9 @@ class Attempt:
 
     def settled(self, step: NewStep, usage: Usage) -> None:
         """A call has its outcome on record."""
-        self.intents.pop(step.key, None)
-        self.host.in_flight.forget(self.task.id, step.key)
+        if step.risk != Risk.LOW:
+            self.intents.pop(step.key, None)
+            self.host.in_flight.forget(self.task.id, step.key)
         self.spending.add(usage)
 
     # -- errors -----------------------------------------------------------------------------------

@@ -115,8 +115,9 @@ class Waits:
     def end_call(self) -> None:
         """The call has ended; the task may be set aside for what is still waited for."""
         self._live -= 1
-        self._set_aside_soon()
-        self._settle()
+        if self._live == 0:
+            self._set_aside_soon()
+            self._settle()
 
     async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
         """Wait, inside a call, until the thing has happened; the task runs again when this returns.
