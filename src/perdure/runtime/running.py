@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import ambient, codec
@@ -150,11 +151,9 @@ def contained_in_thread(fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> C
 # -- what a call has consumed ---------------------------------------------------------------
 
 
-def usage_told(scope: ambient.Scope, value: Any) -> Usage:
-    """What a call consumed: as told inside it, else as its result says."""
-    if not scope.usage:
-        return usage_of(value)
-    told = Usage()
+def usage_told(scope: ambient.Scope) -> Usage:
+    """What a call consumed, as was told inside it."""
+    told = _NOTHING
     for one in scope.usage:
         told = told.plus(Usage(int(one["input"]), int(one["output"]), float(one["cost"])))
     return told
@@ -163,23 +162,20 @@ def usage_told(scope: ambient.Scope, value: Any) -> Usage:
 def usage_of(value: Any) -> Usage:
     """Token counts as model clients give them: `.usage` or `["usage"]`, under either pair of names. Never fails."""
     try:
-        usage = _members(value)("usage")
+        # A dict at once: to ask the abstract class takes longer.
+        is_mapping = type(value) is dict or isinstance(value, Mapping)
+        usage = value.get("usage") if is_mapping else getattr(value, "usage", None)
         if usage is None or isinstance(usage, str | int | float) or callable(usage):
             return _NOTHING
-        told = _members(usage)
+        told = usage.get if type(usage) is dict or isinstance(usage, Mapping) else partial(_attribute, usage)
         bought = _count(told("prompt_tokens"), told("input_tokens"))
         return Usage(bought, _count(told("completion_tokens"), told("output_tokens")))
     except Exception:  # noqa: BLE001  # A result's property may raise anything, and says nothing of usage then.
         return _NOTHING
 
 
-def _members(holder: Any) -> Callable[[str], Any]:
-    """Gives a member by its name, a key or an attribute; None where there is none."""
-    # A dict at once: to ask the abstract class takes longer.
-    if type(holder) is dict or isinstance(holder, Mapping):
-        getter: Callable[[str], Any] = holder.get
-        return getter
-    return lambda name: getattr(holder, name, None)
+def _attribute(holder: Any, name: str) -> Any:
+    return getattr(holder, name, None)
 
 
 def _count(*told: Any) -> int:

@@ -52,16 +52,17 @@ class Verb:
 
     async def record(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call `fn`, or return what a record holds; outside a task only call it."""
-        attempt = here()
-        if attempt is None:
+        scope = ambient.scope()
+        if scope is None:
             refuse_lost(name, self.risk)
             return await plain(fn, args, kwargs)
+        attempt: Attempt = scope.runner  # type: ignore[assignment]  # the runtime puts in nothing else
         if isinstance(definitions.definition_of(fn), definitions.ToolDefinition):
             # A decorated tool knows its risk better than the verb does.
             tool = cast("definitions.AnyTool", fn) if self.key is None else cast("Any", fn).options(key=self.key)
             return await _perform(attempt, call_of(tool, args, kwargs))
-        if secrets := ambient.secrets():
-            name = codec.mask_text(name, secrets)
+        if scope.secrets:
+            name = codec.mask_text(name, scope.secrets)
         described = from_function(self.kind, fn, args, kwargs, name=name, risk=self.risk, key=self.key)
         return await calls.perform(attempt, described)
 
