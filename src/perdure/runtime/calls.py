@@ -70,7 +70,13 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             if record is None and journal.records.has_unused_of(parent, call.name):
                 await drift.settle(attempt, call, parent=parent, key=key, body=body)
             journal.used(key)
-            return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)
+            try:
+                if record is not None and record.is_in_doubt:
+                    return await doubts.settle(attempt, call, record, body)
+                return await run(attempt, call, key=key, body=body, record=record)
+            except live.InDoubt as doubt:
+                cut = doubt
+            return await _settle_cut(attempt, call, cut)
         finally:
             waits.end_call()
             journal.close(call, key, parent=parent)
@@ -78,15 +84,11 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         attempt.close_call(call)
 
 
-async def _run_or_settle(attempt: Attempt, call: Call, run: Run, *, key: str, body: bytes, record: Step | None) -> Any:
-    cut: live.InDoubt | None = None
+async def _settle_cut(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:
+    """Settle a call that was cut off in this attempt; run again, it may be cut off again."""
     while True:
         try:
-            if cut is not None:
-                return await doubts.settle_fresh(attempt, call, cut.step, cause=cut.cause)
-            if record is not None and record.is_in_doubt:
-                return await doubts.settle(attempt, call, record, body)
-            return await run(attempt, call, key=key, body=body, record=record)
+            return await doubts.settle_fresh(attempt, call, cut.step, cause=cut.cause)
         except live.InDoubt as doubt:
             cut = doubt
 
