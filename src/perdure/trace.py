@@ -19,7 +19,7 @@ ROOT = ""
 
 def call_key(parent: str, name: str, digest: str, occurrence: int) -> str:
     """The key of a call by its input. Unique: digest and occurrence have a fixed form at the end."""
-    return f"{_scope(parent) if parent else ROOT}={name}:{digest}#{occurrence}"
+    return f"{_scope(parent)}={name}:{digest}#{occurrence}"
 
 
 def named_key(parent: str, key: str, occurrence: int) -> str:
