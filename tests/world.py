@@ -86,6 +86,7 @@ class World:
     store: Store
     clock: FakeClock
     _workers: list[Registration] = field(default_factory=list)
+    _places: dict[str, steps.Place] = field(default_factory=dict)
 
     # -- workers ----------------------------------------------------------------------------
 
@@ -184,16 +185,21 @@ class World:
 
     def begin(self, claim: Claim, key: str, **fields: Any) -> steps.Written:
         """Put the intent of a call on record."""
-        return self.store.call(steps.begin, claim.fence, new_step(key, **fields))
+        return self.store.call(steps.begin, claim.fence, new_step(key, **fields), place=self._place(claim))
 
     def end_step(self, claim: Claim, key: str, result: steps.Result | None = None, **fields: Any) -> steps.Written:
         """Put the outcome of a call that was begun on record."""
-        return self.store.call(steps.complete, claim.fence, new_step(key, **fields), result or done(), begun=True)
+        step, place = new_step(key, **fields), self._place(claim)
+        return self.store.call(steps.complete, claim.fence, step, result or done(), begun=True, place=place)
 
     def record(self, claim: Claim, key: str, result: steps.Result | None = None, **fields: Any) -> steps.Written:
         """Record a call at its completion: begun and ended at once, as low risk is."""
-        step = new_step(key, **fields)
-        return self.store.call(steps.complete, claim.fence, step, result or done(), begun=False)
+        step, place = new_step(key, **fields), self._place(claim)
+        return self.store.call(steps.complete, claim.fence, step, result or done(), begun=False, place=place)
+
+    def _place(self, claim: Claim) -> steps.Place:
+        """Where the trace ended for this owner, as an attempt keeps it."""
+        return self._places.setdefault(claim.fence.execution_id, steps.Place())
 
     # -- questions and recovery -------------------------------------------------------------
 

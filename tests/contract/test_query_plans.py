@@ -24,6 +24,7 @@ MAY_SCAN = {"tasks.by_ending", "tasks.counts_by_status", "questions.by_ending", 
 INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.get": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
     "tasks.record_step": ("sqlite_autoindex_tasks_1", "tasks_id_key"),
+    "tasks.record_step_at": ("INTEGER PRIMARY KEY", "tasks_pkey"),
     "sets.due": "tasks_claim",
     "tasks.next_due": "tasks_claim",
     "tasks.by_key": "tasks_idempotency",

@@ -73,6 +73,37 @@ def test_a_write_tells_where_it_stands(world: World) -> None:
     ]
 
 
+def test_a_hint_of_where_the_trace_ends_is_only_a_hint(world: World) -> None:
+    claim, other = world.start(), world.start()
+    first, behind = steps.Place(), steps.Place()
+    world.store.call(steps.complete, claim.fence, new_step("a"), done(), begun=False, place=first)
+    world.store.call(steps.complete, other.fence, new_step("a"), done(), begun=False, place=behind)
+    world.store.call(messages.emit_owned, claim.fence, "mine", {})
+
+    # Somebody else has written; it is the place of another task; it is ahead of what was rolled back.
+    for key, place in (("b", first), ("c", behind), ("d", steps.Place(claim.task.n, 99, 99, 1)), ("e", first)):
+        written = world.store.call(steps.complete, claim.fence, new_step(key), done(), begun=False, place=place)
+        assert (place.n, place.step_count, place.event_seq) == (claim.task.n, written.step_index + 1, written.last_seq)
+
+    task, trace = world.task(claim.task.id), _trace(world, claim)
+    assert [step.key for step in trace] == [None, "a", "b", "c", "d", "e"]
+    assert [step.step_index for step in trace] == list(range(task.step_count))
+    assert [event.seq for event in world.feed(task.id)] == list(range(1, task.event_seq + 1))
+    assert world.task(other.task.id).step_count == 2
+
+
+def test_a_hint_does_not_let_write_who_has_lost_the_task(world: World) -> None:
+    claim, place = world.start(), steps.Place()
+    world.store.call(steps.complete, claim.fence, new_step("a"), done(), begun=False, place=place)
+    before = world.task(claim.task.id)
+
+    for fence in stale(claim.fence):
+        with pytest.raises(LeaseLost):
+            world.store.call(steps.complete, fence, new_step("b"), done(), begun=False, place=place)
+
+    assert world.task(claim.task.id) == before
+
+
 def test_a_note_may_bring_a_time_of_its_own(world: World) -> None:
     claim = world.start()
 

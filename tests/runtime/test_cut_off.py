@@ -252,13 +252,16 @@ async def test_a_call_cancelled_by_its_agent_is_found_out_about_before_the_task_
 async def test_a_call_cancelled_while_its_intent_is_written_was_not_made_and_nobody_is_asked(
     house: Theatre, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call_patiently = aio.call_patiently
+    submit = aio.submit
 
-    async def tell_late(store: Any, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
-        done = await call_patiently(store, operation, *args, **kwargs)
-        if operation is steps.begin:
-            await asyncio.sleep(5)
-        return done
+    def tell_late(store: Any, operation: Any, /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        done = submit(store, operation, *args, **kwargs)
+        return asyncio.ensure_future(late(done)) if operation is steps.begin else done
+
+    async def late(done: asyncio.Future[Any]) -> Any:
+        written = await done
+        await asyncio.sleep(5)
+        return written
 
     @perdure.tool
     async def act() -> None:
@@ -273,7 +276,7 @@ async def test_a_call_cancelled_while_its_intent_is_written_was_not_made_and_nob
             return "gave up"
         return "made"
 
-    monkeypatch.setattr(aio, "call_patiently", tell_late)
+    monkeypatch.setattr(aio, "submit", tell_late)
     await house.hire(host)
     task = await house.client.start(host)
 

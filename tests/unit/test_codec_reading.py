@@ -198,6 +198,27 @@ def test_a_class_inside_a_function_needs_an_annotation_and_then_comes_back() -> 
     assert decode(body, annotation=Local) == Local(1)
 
 
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        dict[str, Any],
+        dict[str, object],
+        dict[str, int],
+        dict[int, Any],
+        list[Any],
+        list[dict[str, Any]],
+        list[Annotated[Any, []]],  # cannot be hashed
+        dict[str, Annotated[int, {}]],
+    ],
+)
+@pytest.mark.parametrize("value", [{}, {"a": 1}, {"a": {"b": [1, "x"]}}, [], [1, "x"], [{"a": None}], "text", 7])
+def test_plain_json_comes_back_the_same_live_and_later_under_any_annotation(value: object, annotation: object) -> None:
+    body, live = roundtrip(value, annotation=annotation)
+
+    assert (live, type(live)) == (value, type(value))
+    assert decode(body, annotation=annotation) == live
+
+
 def test_running_code_and_a_later_reader_get_the_same_under_an_annotation() -> None:
     body, live = roundtrip([(1, 2)], annotation=list[tuple[int, int]])
 

@@ -6,13 +6,14 @@ table. Whatever else it says stays plain data.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from typing import Final, cast
 
 import msgspec
 
 from perdure.codec.encoding import encode, encode_and_judge, is_plain, show_path, step_into
-from perdure.codec.fitting import ANY, conform, fits
+from perdure.codec.fitting import ANY, conform, fits, open_class
 from perdure.codec.stack import with_room
 from perdure.codec.table import (
     DEFAULT_LIMIT,
@@ -79,9 +80,21 @@ def _take_plain(value: object, annotation: object, limit: int) -> tuple[bytes, o
         recorded: object = _parse_json(body)
     except (UnicodeEncodeError, RecursionError):
         return None
-    if len(body) > limit or recorded != value or not fits(recorded, annotation):
+    if len(body) > limit or recorded != value:
+        return None
+    if annotation is not ANY and not _fits_plain(recorded, annotation):
         return None
     return body, recorded
+
+
+def _fits_plain(value: object, annotation: object) -> bool:
+    """Whether plain JSON fits an annotation, the commonest of which are asked nothing more than their class."""
+    try:
+        if type(annotation) is types.GenericAlias and type(value) is open_class(annotation):
+            return True
+    except TypeError:  # One that cannot be hashed.
+        pass
+    return fits(value, annotation)
 
 
 def _read(text: bytes, *, with_classes: bool) -> object:

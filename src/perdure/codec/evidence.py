@@ -104,7 +104,7 @@ def _take_plain(value: object, hidden: Sequence[str], limit: int) -> bytes | Non
             return None
         body = to_json(value)
         # JSON escapes character by character, so a secret in a text is the same run of bytes in the body.
-        if len(body) > limit or any(to_json(secret)[1:-1] in body for secret in hidden):
+        if len(body) > limit or (hidden and any(to_json(secret)[1:-1] in body for secret in hidden)):
             return None
     except (UnicodeEncodeError, RecursionError):
         return None

@@ -8,6 +8,7 @@ back as it was: an annotation is a promise of the author, not a check of the sto
 from __future__ import annotations
 
 import collections.abc as cabc
+import functools
 import inspect
 import sys
 import types
@@ -42,6 +43,15 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
             except Exception:  # noqa: BLE001, S112
                 continue
     return value
+
+
+@functools.lru_cache(maxsize=1024)
+def open_class(annotation: types.GenericAlias) -> object:
+    """`dict` for dict[str, Any], `list` for list[Any]: plain JSON of that class fits. None for what promises more."""
+    origin, inner = annotation.__origin__, annotation.__args__
+    if (origin is dict and len(inner) == 2 and inner[0] is str) or (origin is list and len(inner) == 1):
+        return origin if _is_open(inner[-1]) else None
+    return None
 
 
 def fits(value: object, annotation: object) -> bool:

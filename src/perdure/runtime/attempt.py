@@ -166,7 +166,7 @@ class Attempt:
         self._root: asyncio.Future[Any] | None = None
         self._bridged: set[asyncio.Task[Any]] = set()
         self._open_calls: dict[Call, asyncio.Task[Any] | None] = {}
-        self._call_closed = asyncio.Event()
+        self._call_closed: asyncio.Future[None] | None = None  # once somebody waits for it
         self._stand_ins: dict[int, tuple[BaseException, int, bool]] = {}
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -298,7 +298,8 @@ class Attempt:
     def close_call(self, call: Call) -> None:
         """The call has ended, in whatever way."""
         self._open_calls.pop(call, None)
-        self._call_closed.set()
+        if self._call_closed is not None and not self._call_closed.done():
+            self._call_closed.set_result(None)
 
     @property
     def holds_calls(self) -> bool:
@@ -319,8 +320,8 @@ class Attempt:
             await self._until_call_closed()
 
     async def _until_call_closed(self) -> None:
-        self._call_closed.clear()
-        await self._call_closed.wait()
+        self._call_closed = self._loop.create_future()
+        await self._call_closed
 
     def _cancel_calls(self) -> None:
         for task in {task for task in self._open_calls.values() if task is not None and not task.done()}:
@@ -328,8 +329,9 @@ class Attempt:
 
     def settled(self, step: NewStep, usage: Usage) -> None:
         """A call has its outcome on record."""
-        self.intents.pop(step.key, None)
-        self.host.in_flight.forget(self.task.id, step.key)
+        if step.risk != Risk.LOW:
+            self.intents.pop(step.key, None)
+            self.host.in_flight.forget(self.task.id, step.key)
         self.spending.add(usage)
 
     # -- errors -----------------------------------------------------------------------------------

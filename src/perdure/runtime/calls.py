@@ -57,32 +57,38 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         journal.used(key)
         return answer(attempt, call, record)
     # Pairs of calls, and not contexts made of generators: those took a tenth of all the time that a step takes.
+    waits = attempt.waits
     attempt.open_call(call)
     try:
         if parent == ROOT and attempt.holds_calls:
             await attempt.hold_call()
         journal.open(call, key, body, parent=parent)
+        waits.begin_call()
         try:
-            async with attempt.waits.call():
-                if record is None and journal.records.has_unused_of(parent, call.name):
-                    await drift.settle(attempt, call, parent=parent, key=key, body=body)
-                journal.used(key)
-                return await _run_or_settle(attempt, call, run, key=key, body=body, record=record)
+            if not waits.is_running:
+                await waits.until_running()
+            if record is None and journal.records.has_unused_of(parent, call.name):
+                await drift.settle(attempt, call, parent=parent, key=key, body=body)
+            journal.used(key)
+            try:
+                if record is not None and record.is_in_doubt:
+                    return await doubts.settle(attempt, call, record, body)
+                return await run(attempt, call, key=key, body=body, record=record)
+            except live.InDoubt as doubt:
+                cut = doubt
+            return await _settle_cut(attempt, call, cut)
         finally:
+            waits.end_call()
             journal.close(call, key, parent=parent)
     finally:
         attempt.close_call(call)
 
 
-async def _run_or_settle(attempt: Attempt, call: Call, run: Run, *, key: str, body: bytes, record: Step | None) -> Any:
-    cut: live.InDoubt | None = None
+async def _settle_cut(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:
+    """Settle a call that was cut off in this attempt; run again, it may be cut off again."""
     while True:
         try:
-            if cut is not None:
-                return await doubts.settle_fresh(attempt, call, cut.step, cause=cut.cause)
-            if record is not None and record.is_in_doubt:
-                return await doubts.settle(attempt, call, record, body)
-            return await run(attempt, call, key=key, body=body, record=record)
+            return await doubts.settle_fresh(attempt, call, cut.step, cause=cut.cause)
         except live.InDoubt as doubt:
             cut = doubt
 

@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from msgspec import structs
+
 from perdure import codec
-from perdure.errors import AmbiguousStep, PerdureError, StoreError
+from perdure.errors import AmbiguousStep, PerdureError, StoreBusy, StoreError
 from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
@@ -40,6 +42,7 @@ class Journal:
         self.answered = 0
         self._until_answer: list[asyncio.Future[None]] = []
         self.last_seq = claim.task.event_seq
+        self._place = steps.Place()
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
         self._open_alike: Counter[tuple[str, str]] = Counter()
@@ -67,10 +70,13 @@ class Journal:
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a fenced write. A busy store is asked again; any other store error ends the attempt."""
-        try:
-            return await aio.call_patiently(self.store, operation, *args, **kwargs)
-        except StoreError as error:
-            raise self._ended_by(error) from error
+        while True:
+            try:
+                return await aio.submit(self.store, operation, *args, **kwargs)
+            except StoreBusy:
+                await asyncio.sleep(aio.BUSY_AGAIN_S)
+            except StoreError as error:
+                raise self._ended_by(error) from error
 
     async def write_softly(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -210,7 +216,7 @@ class Journal:
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
         """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
         write = self.write_softly if counts and step.risk == Risk.LOW else self.write
-        written = await write(steps.begin, self.fence, step, question_id=question_id, counts=counts)
+        written = await write(steps.begin, self.fence, step, question_id=question_id, counts=counts, place=self._place)
         self.last_seq = written.last_seq
         self._keep(step, written.step_index, None)
         return written.step_index
@@ -219,9 +225,9 @@ class Journal:
         """Make a call's outcome durable, with the notes that belong to it."""
         notes, self._notes = self._notes, []
         if notes:
-            result = steps.with_notes(result, notes)
+            result = structs.replace(result, notes=(*result.notes, *notes))
         try:
-            written = await self.write(steps.complete, self.fence, step, result, begun=begun)
+            written = await self.write(steps.complete, self.fence, step, result, begun=begun, place=self._place)
         except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
             self._notes = [*notes, *self._notes]
             raise

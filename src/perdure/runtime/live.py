@@ -16,7 +16,7 @@ from perdure.policy.risk import Risk
 from perdure.runtime import raised, stand_ins
 from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
-from perdure.runtime.running import CancelledInside, CutOff, run_function, usage_told
+from perdure.runtime.running import CancelledInside, CutOff, run_function, usage_of, usage_told
 from perdure.states import QuestionStatus
 from perdure.store import steps
 from perdure.store.last_words import LastWord, WordKind
@@ -118,9 +118,9 @@ async def run_begun(
         except _Cut as cut:
             raise InDoubt(step, str(cut)) from cut.__cause__
         except Exception as exc:  # noqa: BLE001  # Whatever a tool raises is its outcome.
-            usage = usage_told(told, None)
+            usage = usage_told(told)
             await fail_call(attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id)
-        usage = usage_told(told, value)
+        usage = usage_told(told) if told.usage else usage_of(value)
         return await complete_call(attempt, call, step, value, begun=begun, usage=usage, question_id=question_id)
     finally:
         call.is_running = False

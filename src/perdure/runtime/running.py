@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import ambient, codec
@@ -37,7 +38,9 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
     if call.is_async and call.timeout_s is None and not call.is_dangerous:
         inside = ambient.enter(scope)
         try:
-            return await contained(call.fn, *call.args, **call.kwargs)
+            return await call.fn(*call.args, **call.kwargs)
+        except SystemExit as left:
+            raise _exit_called(left) from left
         finally:
             ambient.leave(inside)
     context = contextvars.copy_context()
@@ -126,7 +129,11 @@ async def contained(fn: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: An
     try:
         return await fn(*args, **kwargs)
     except SystemExit as left:
-        raise RuntimeError(f"sys.exit({left.code!r}) was called") from left
+        raise _exit_called(left) from left
+
+
+def _exit_called(left: SystemExit) -> RuntimeError:
+    return RuntimeError(f"sys.exit({left.code!r}) was called")
 
 
 def contained_in_thread(fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Callable[[], R]:
@@ -144,11 +151,9 @@ def contained_in_thread(fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> C
 # -- what a call has consumed ---------------------------------------------------------------
 
 
-def usage_told(scope: ambient.Scope, value: Any) -> Usage:
-    """What a call consumed: as told inside it, else as its result says."""
-    if not scope.usage:
-        return usage_of(value)
-    told = Usage()
+def usage_told(scope: ambient.Scope) -> Usage:
+    """What a call consumed, as was told inside it."""
+    told = _NOTHING
     for one in scope.usage:
         told = told.plus(Usage(int(one["input"]), int(one["output"]), float(one["cost"])))
     return told
@@ -157,29 +162,25 @@ def usage_told(scope: ambient.Scope, value: Any) -> Usage:
 def usage_of(value: Any) -> Usage:
     """Token counts as model clients give them: `.usage` or `["usage"]`, under either pair of names. Never fails."""
     try:
-        usage = _member(value, "usage")
+        # A dict at once: to ask the abstract class takes longer.
+        is_mapping = type(value) is dict or isinstance(value, Mapping)
+        usage = value.get("usage") if is_mapping else getattr(value, "usage", None)
         if usage is None or isinstance(usage, str | int | float) or callable(usage):
             return _NOTHING
-        bought, made = (
-            _count(usage, "prompt_tokens", "input_tokens"),
-            _count(usage, "completion_tokens", "output_tokens"),
-        )
-        return Usage(bought, made)
+        told = usage.get if type(usage) is dict or isinstance(usage, Mapping) else partial(_attribute, usage)
+        bought = _count(told("prompt_tokens"), told("input_tokens"))
+        return Usage(bought, _count(told("completion_tokens"), told("output_tokens")))
     except Exception:  # noqa: BLE001  # A result's property may raise anything, and says nothing of usage then.
         return _NOTHING
 
 
-def _member(holder: Any, name: str) -> Any:
-    """A member by its name, a key or an attribute; None where there is none."""
-    # A dict at once: to ask the abstract class takes longer.
-    if type(holder) is dict or isinstance(holder, Mapping):
-        return holder.get(name)
+def _attribute(holder: Any, name: str) -> Any:
     return getattr(holder, name, None)
 
 
-def _count(usage: Any, *names: str) -> int:
-    for name in names:
-        found = _member(usage, name)
+def _count(*told: Any) -> int:
+    """The first that is a number of tokens."""
+    for found in told:
         if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
             return min(found, MOST_USED)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from perdure import ambient, codec, definitions
@@ -52,16 +52,17 @@ class Verb:
 
     async def record(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call `fn`, or return what a record holds; outside a task only call it."""
-        attempt = here()
-        if attempt is None:
+        scope = ambient.scope()
+        if scope is None:
             refuse_lost(name, self.risk)
             return await plain(fn, args, kwargs)
+        attempt: Attempt = scope.runner  # type: ignore[assignment]  # the runtime puts in nothing else
         if isinstance(definitions.definition_of(fn), definitions.ToolDefinition):
             # A decorated tool knows its risk better than the verb does.
             tool = cast("definitions.AnyTool", fn) if self.key is None else cast("Any", fn).options(key=self.key)
             return await _perform(attempt, call_of(tool, args, kwargs))
-        if secrets := ambient.secrets():
-            name = codec.mask_text(name, secrets)
+        if scope.secrets:
+            name = codec.mask_text(name, scope.secrets)
         described = from_function(self.kind, fn, args, kwargs, name=name, risk=self.risk, key=self.key)
         return await calls.perform(attempt, described)
 
@@ -81,9 +82,9 @@ class ModelVerb(Verb):
     async def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
-        return await self.record(check_function(fn), fn, args, kwargs)
+        return self.record(check_function(fn), fn, args, kwargs)
 
 
 class NamedVerb(Verb):
@@ -101,9 +102,9 @@ class NamedVerb(Verb):
     async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    async def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
-        return await self.record(check_named(name, fn), fn, args, kwargs)
+        return self.record(check_named(name, fn), fn, args, kwargs)
 
 
 model = ModelVerb(StepKind.MODEL_CALL, Risk.LOW)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -41,21 +42,6 @@ class _Entry:
     wait: Wait
     happened: asyncio.Future[None]
     group: object | None = field(default=None)
-
-
-class LiveCall:
-    """`async with` around a call; a class, since `asynccontextmanager` costs each step three times as much."""
-
-    __slots__ = ("_waits",)
-
-    def __init__(self, waits: Waits) -> None:
-        self._waits = waits
-
-    def __aenter__(self) -> Coroutine[Any, Any, None]:
-        return self._waits.begin_call()
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._waits.end_call()
 
 
 class Waits:
@@ -107,25 +93,31 @@ class Waits:
                 found.append((entry.wait, [entry.happened]))
         return found
 
-    def call(self) -> LiveCall:
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
         """Around a call that does something: the task runs meanwhile."""
-        return LiveCall(self)
+        self.begin_call()
+        try:
+            await self.until_running()
+            yield
+        finally:
+            self.end_call()
 
-    async def begin_call(self) -> None:
-        """A call that does something is open; the task runs again when this returns."""
+    def begin_call(self) -> None:
+        """A call that does something is open, until `end_call`. It goes on once the task runs (`until_running`)."""
         self._live += 1
-        if self._is_waiting or self._turn.locked():
-            try:
-                await self._run_again()
-            except BaseException:
-                self.end_call()
-                raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the task runs, so that a call may go on at once."""
+        return not (self._is_waiting or self._turn.locked())
 
     def end_call(self) -> None:
         """The call has ended; the task may be set aside for what is still waited for."""
         self._live -= 1
-        self._set_aside_soon()
-        self._settle()
+        if self._live == 0:
+            self._set_aside_soon()
+            self._settle()
 
     async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
         """Wait, inside a call, until the thing has happened; the task runs again when this returns.
@@ -146,7 +138,7 @@ class Waits:
         finally:
             self._entries.remove(entry)
             self._live += 1
-        await self._run_again()
+        await self.until_running()
 
     def cancel(self) -> None:
         """The attempt ends: nothing is set aside any more."""
@@ -187,8 +179,9 @@ class Waits:
         finally:
             self._setting_aside = None
 
-    async def _run_again(self) -> None:
-        while self._is_waiting or self._turn.locked():
+    async def until_running(self) -> None:
+        """Run again, if the task has been set aside. Raises CancelledError when it cannot."""
+        while not self.is_running:
             if self._restoring is None:
                 loop = asyncio.get_running_loop()
                 self._restoring = loop.create_task(self._restore(), context=contextvars.Context())

@@ -17,11 +17,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def call(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `operation` in a transaction and return once it is durable."""
+BUSY_AGAIN_S = 0.05  # how soon a busy store is asked again
+
+
+def submit(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Have `operation` run in a transaction; the future is done once it is durable."""
     waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
     store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
-    return await waiter.future
+    return waiter.future
+
+
+async def call(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `operation` in a transaction and return once it is durable."""
+    return await submit(store, operation, *args, **kwargs)
 
 
 async def call_patiently(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -30,12 +38,10 @@ async def call_patiently(store: Store, operation: Operation[P, T], /, *args: P.a
     For writes of the runtime, which are safe to repeat: nothing was written when the store was busy.
     """
     while True:
-        waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
-        store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
         try:
-            return await waiter.future
+            return await submit(store, operation, *args, **kwargs)
         except StoreBusy:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(BUSY_AGAIN_S)
 
 
 async def read(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -51,7 +57,7 @@ async def call_softly(store: Store, operation: Operation[P, T], /, *args: P.args
         try:
             return await call_softly_once(store, operation, *args, **kwargs)
         except StoreBusy:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(BUSY_AGAIN_S)
 
 
 async def call_softly_once(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

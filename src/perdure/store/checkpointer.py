@@ -43,15 +43,19 @@ class Checkpointer:
         """Size of the log after the last commit."""
         return self._pages * self._page_bytes
 
+    @property
+    def is_over_cap(self) -> bool:
+        """Whether the log is so long that the writer has to empty it."""
+        return self.log_bytes > _CAP_BYTES
+
     def keep_small(self) -> None:
-        """Called by the writer between two batches."""
-        if self.log_bytes > _CAP_BYTES:
-            try:
-                # SQLite would say "busy" at once while the other connection copies, which it always does by now.
-                with self._at_work:
-                    self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.Error:
-                return  # A reader needs the log, or the disk is full. All is in the log; the next batch tries again.
+        """Empty the log that is over its cap. Called by the writer between two batches."""
+        try:
+            # SQLite would say "busy" at once while the other connection copies, which it always does by now.
+            with self._at_work:
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error:
+            return  # A reader needs the log, or the disk is full. All is in the log; the next batch tries again.
 
     def close(self) -> None:
         """Stop copying."""

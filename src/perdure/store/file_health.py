@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.store.sqlite import translate
+from perdure.store.sqlite_errors import translate
 
 _COMPLAINTS_MAX = 20
 

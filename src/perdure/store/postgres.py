@@ -24,6 +24,7 @@ from perdure.clock import Clock, Ids, SystemClock
 from perdure.errors import CommitUnknown, Damaged, ForkedStore, InvariantError, StoreClosed, StoreError
 from perdure.settings import Settings
 from perdure.store.database import Row, Unit, Value, Waiter, deliver_all
+from perdure.store.forks import Forks
 from perdure.store.migrate import migrate
 from perdure.store.postgres_bell import Bell
 from perdure.store.postgres_connection import Address, Connection, Connector, Line, is_lost, is_repeatable, translate
@@ -111,7 +112,7 @@ class PostgresDatabase:
         self._connector, self._bell = connector, bell
         self._ids, self._busy_s = ids, settings.busy_s
         self._random = ids.random()
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), Forks.count
         self._writers = _Crew("write", _WRITERS, lambda: Line(connector, snapshot=False), self._end, bell.tell)
         self._readers = _Crew("read", _READERS, lambda: Line(connector, snapshot=True), self._end, bell.tell)
 
@@ -131,7 +132,7 @@ class PostgresDatabase:
         return self._bell.listen(wake)
 
     def close(self) -> None:
-        if os.getpid() != self._pid:
+        if self._forks != Forks.count:
             return
         self._writers.close()
         self._readers.close()
@@ -143,7 +144,7 @@ class PostgresDatabase:
             raise StoreClosed(f"{self.url} is closed. Open it anew.")
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if self._forks != Forks.count:
             raise ForkedStore(f"{self.url} was opened in process {self._pid}; open it anew in this child process")
 
     # -- in the threads of a crew ------------------------------------------------------------

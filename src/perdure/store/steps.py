@@ -19,7 +19,7 @@ from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Fence, Task, Usage
 from perdure.store import budgets, events, payloads
 from perdure.store import tasks as task_ops
-from perdure.store.database import Row, Transaction
+from perdure.store.database import Row, Transaction, Value
 from perdure.store.queries import load
 from perdure.store.sessions import check_id, check_text
 
@@ -71,6 +71,16 @@ class Written(NamedTuple):
     last_seq: int
 
 
+@dataclass(slots=True)
+class Place:
+    """Where a task's trace ended when its owner last wrote to it: a hint, which each write checks and moves on."""
+
+    n: int = 0  # the task's row; 0 while nothing is known
+    event_seq: int = 0
+    step_count: int = 0
+    attempt: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A task's history as a replay needs it: outputs unpacked, inputs left as they lie."""
@@ -87,11 +97,6 @@ def outcome_word(result: Result) -> str:
 def with_child(step: NewStep, task_id: str) -> NewStep:
     """The step that stands for a child task."""
     return structs.replace(step, child_task_id=task_id)
-
-
-def with_notes(result: Result, notes: Sequence[Note]) -> Result:
-    """The same outcome, carrying notes."""
-    return structs.replace(result, notes=(*result.notes, *notes))
 
 
 def as_record(step: NewStep, result: Result | None, task_id: str, step_index: int, attempt: int) -> Step:
@@ -124,12 +129,18 @@ def as_record(step: NewStep, result: Result | None, task_id: str, step_index: in
 
 
 def begin(
-    tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None = None, counts: bool = False
+    tx: Transaction,
+    fence: Fence,
+    step: NewStep,
+    *,
+    question_id: str | None = None,
+    counts: bool = False,
+    place: Place | None = None,
 ) -> Written:
     """Put the intent of a call on record; once this has returned, the call may run.
 
-    `question_id` is the approval it uses up. With `counts` a budget limits the number of such calls: BudgetExceeded
-    where there is no room for one more. Raises LeaseLost.
+    `question_id` is the approval it uses up; `place` makes it faster. With `counts` a budget limits the number of such
+    calls: BudgetExceeded where there is no room for one more. Raises LeaseLost.
     """
     _check(step)
     tool_calls, iterations = int(step.kind == StepKind.TOOL_CALL), int(step.kind == StepKind.MODEL_CALL)
@@ -144,6 +155,7 @@ def begin(
         tool_call_id=step.tool_call_id,
         tool_calls=tool_calls,
         iterations=iterations,
+        place=place,
     )
     _insert(tx, n, step, attempt=attempt, step_index=count - 1, started_seq=seq)
     if question_id is not None:
@@ -151,11 +163,13 @@ def begin(
     return Written(count - 1, seq)
 
 
-def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, begun: bool) -> Written:
+def complete(
+    tx: Transaction, fence: Fence, step: NewStep, result: Result, *, begun: bool, place: Place | None = None
+) -> Written:
     """Put the outcome of a call on record; a result is handed to the agent only after this.
 
-    `begun` says that the intent is on record already. Notes are numbered after the step. Raises LeaseLost; when the
-    question or the delivery was used up by another step, nothing is written.
+    `begun` says that the intent is on record already; `place` makes it faster. Notes are numbered after the step.
+    Raises LeaseLost; when the question or the delivery was used up by another step, nothing is written.
     """
     notes = result.notes
     own_seqs, own_records = (1, 0) if begun else (2, 1)
@@ -174,6 +188,7 @@ def complete(tx: Transaction, fence: Fence, step: NewStep, result: Result, *, be
         tool_calls=int(step.kind == StepKind.TOOL_CALL and not begun),
         iterations=int(step.kind == StepKind.MODEL_CALL and not begun),
         progress=True,
+        place=place,
     )
     if result.delivery is not None:
         # Taken in the commit that completes the receive: exactly one step gets it.
@@ -367,27 +382,35 @@ def _prove(
     tool_calls: int = 0,
     iterations: int = 0,
     progress: bool = False,
+    place: Place | None = None,
 ) -> tuple[int, int, int, int]:
     """Prove the owner and take numbers: the task's row, its last seq, its records so far, the attempt."""
-    row = tx.one(
-        T.record_step,
-        id=fence.task_id,
-        execution_id=fence.execution_id,
-        generation=fence.generation,
-        seqs=seqs,
-        records=records,
-        prompt_tokens=min(usage.prompt_tokens, _INT64_MAX),
-        completion_tokens=min(usage.completion_tokens, _INT64_MAX),
-        cost=usage.cost,
-        tool_calls=tool_calls,
-        iterations=iterations,
-        risk_seen=risk_seen,
-        progress=int(progress),
-        tool_call_id=tool_call_id,
-    )
+    values: dict[str, Value] = {
+        "execution_id": fence.execution_id,
+        "generation": fence.generation,
+        "seqs": seqs,
+        "records": records,
+        "prompt_tokens": min(usage.prompt_tokens, _INT64_MAX),
+        "completion_tokens": min(usage.completion_tokens, _INT64_MAX),
+        "cost": usage.cost,
+        "tool_calls": tool_calls,
+        "iterations": iterations,
+        "risk_seen": risk_seen,
+        "progress": int(progress),
+        "tool_call_id": tool_call_id,
+    }
+    if place is not None and place.n:
+        seq, count = place.event_seq, place.step_count
+        if tx.run(T.record_step_at, n=place.n, event_seq=seq, step_count=count, **values) == 1:
+            place.event_seq, place.step_count = seq, count = seq + seqs, count + records
+            return place.n, seq, count, place.attempt
+    row = tx.one(T.record_step, id=fence.task_id, **values)
     if row is None:
         task_ops.refuse(tx, fence, "step")
-    return row[0], row[1], row[2], row[3]
+    n, seq, count, attempt = row
+    if place is not None:
+        place.n, place.event_seq, place.step_count, place.attempt = n, seq, count, attempt
+    return n, seq, count, attempt
 
 
 def check_notes(notes: Sequence[Note]) -> None:

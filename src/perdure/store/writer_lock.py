@@ -35,16 +35,28 @@ class WriterLock:
 
     def take(self) -> None:
         """Hold the lock. Raises StoreBusy, naming the holder, when another process keeps it for `busy_s`."""
+        if not self.take_if_free():
+            self.wait()
+
+    def take_if_free(self) -> bool:
+        """Hold the lock if nobody else does. When it says no, `wait` is the only way to it."""
+        # Both ways use one descriptor: were the lock taken here while the thread still waits for it, the thread would
+        # get it, too, and one of them would drop it under the other.
+        with self._mutex:
+            if self._abandoned:
+                return False
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Hold the lock as soon as its holder drops it. Raises StoreBusy, naming it, after `busy_s`."""
         with self._mutex:
             still_waiting, self._abandoned = self._abandoned, False
-        # Both use one descriptor: were the lock taken here while the thread still waits for it, the thread would
-        # get it, too, and one of them would drop it under the other.
         if not still_waiting:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                self._wait_in_thread()
+            self._wait_in_thread()
         if self._granted.acquire(timeout=self._busy_s):
             return
         with self._mutex:

@@ -426,19 +426,29 @@ WHERE t.status = {to:interrupt} AND t.finished_at IS NULL
 ORDER BY t.created_at, t.id
 LIMIT :limit OFFSET :skip
 
--- name: record_step
--- The proof of a step write: lock, fence and the next numbers in one statement. A new completed step ends a row of
--- fruitless recoveries. Tokens stop at the largest integer; the risk seen only rises, whatever branch writes last.
-UPDATE tasks
-SET event_seq = event_seq + :seqs, step_count = step_count + :records,
+-- fragment: recorded
+-- What a step changes in its task. A new completed step ends a row of fruitless recoveries. Tokens stop at the largest
+-- integer; the risk seen only rises, whatever branch writes last.
+event_seq = event_seq + :seqs, step_count = step_count + :records,
     prompt_tokens = {least}(prompt_tokens, 9223372036854775807 - :prompt_tokens) + :prompt_tokens,
     completion_tokens = {least}(completion_tokens, 9223372036854775807 - :completion_tokens) + :completion_tokens,
     cost = cost + :cost, tool_calls = tool_calls + :tool_calls, iterations = iterations + :iterations,
     risk_seen = {raised_risk},
     recoveries = CASE WHEN :progress = 1 THEN 0 ELSE recoveries END,
     last_tool_call_id = coalesce(CAST(:tool_call_id AS {string}), last_tool_call_id), updated_at = {now}
+
+-- name: record_step
+-- The proof of a step write: lock, fence and the next numbers in one statement.
+UPDATE tasks
+SET {recorded}
 WHERE id = :id AND status IN ({from:complete}) AND {owned}
 RETURNING n, event_seq, step_count, attempt
+
+-- name: record_step_at
+-- The same for a writer that knows the numbers before it, which saves SQLite a table for what it returns.
+UPDATE tasks
+SET {recorded}
+WHERE n = :n AND event_seq = :event_seq AND step_count = :step_count AND status IN ({from:complete}) AND {owned}
 
 -- name: next_seq
 -- For facts that no owner writes: an answer, a late result.
