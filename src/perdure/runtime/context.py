@@ -72,7 +72,10 @@ async def ask(question: str, /, *, to: str = "", expires: Duration | None = None
 @overload
 async def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
 async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
-    """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
+    """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
+
+    Raises Expired after `expires` seconds, NotInTask outside a task.
+    """
     attempt = _attempt("ask")
     expires_s = None if expires is None else seconds(expires, "expires")
     need_text(question, "question")

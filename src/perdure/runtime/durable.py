@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perdure import codec, phrases
+from perdure import codec
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
 from perdure.errors import Error, Expired, NotFound, NotSerializable, Refused, TaskCancelled, TaskFailed, TaskTimedOut
 from perdure.model.question import QuestionKind
@@ -156,7 +156,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
             value = await journal.read(_answer_of, asked.answer)
             if answers.is_of_type(value, annotation):
                 return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
-            why = f"{phrases.shown(value)} is no {wanted}"
+            why = f"it wants {answers.misfit(value, wanted)}"
             await journal.write(questions.void, journal.fence, asked.id, reason=why)
             text = f"{question} ({asked.id} was answered, but {why})"
 

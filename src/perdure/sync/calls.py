@@ -150,7 +150,10 @@ def ask(question: str, /, *, to: str = "", expires: Duration | None = None) -> s
 @overload
 def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
 def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
-    """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
+    """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
+
+    Raises Expired after `expires` seconds, NotInTask outside a task.
+    """
     return wait(lambda: context.ask(question, type=type, to=to, expires=expires), name="ask")
 
 
