@@ -17,6 +17,7 @@ from perdure.client import Client, Page, Question, TaskHandle
 from perdure.definitions import Agent, AnyTool, Bound, Duration, Startable, SyncAgent, Tool, agent, tool
 from perdure.errors import (
     AmbiguousStep,
+    BadDelivery,
     BadInput,
     BudgetExceeded,
     Cancelled,
@@ -81,6 +82,7 @@ __all__ = [
     "AmbiguousStep",
     "AnyTool",
     "App",
+    "BadDelivery",
     "BadInput",
     "Bound",
     "Budget",

@@ -14,6 +14,7 @@
     ├── WrongThread               a blocking call on the event loop, or the reverse
     ├── IllegalTransition         the move is not in states.py
     ├── Drift                     the code no longer makes the calls that were recorded
+    ├── BadDelivery               what was sent is not of the type that `receive` wants
     ├── Expired                   nobody answered in time
     ├── Denied                    a person said no
     ├── ToolError                 a tool failed, live or replayed: the same stand-in
@@ -168,6 +169,15 @@ class Drift(PerdureError):
 
 
 DriftError = Drift
+
+
+class BadDelivery(PerdureError, ValueError):
+    """What was sent is not of the type that `receive` wants. It is taken: `payload` is what came under `name`."""
+
+    def __init__(self, message: str, *, name: str = "", payload: Any = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.payload = payload
 
 
 class Expired(PerdureError):

@@ -89,3 +89,68 @@ async def test_an_answer_becomes_what_was_asked_for_or_is_refused_by_the_name_of
 
     assert await task.result() == repr(expected)
     assert house.kinds(task).count("answer_voided") == 0
+
+
+# -- what is sent ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [None, 3600])
+async def test_what_was_sent_and_does_not_fit_is_an_error_that_holds_it_and_the_next_one_is_read(
+    house: Theatre, timeout: int | None
+) -> None:
+    told: list[tuple[str, str, Any]] = []
+
+    @perdure.agent
+    async def host() -> int:
+        while True:
+            try:
+                pages = await perdure.receive("pages", type=int, timeout=timeout)
+                await perdure.sleep(60)
+                return pages
+            except perdure.BadDelivery as bad:
+                told.append((str(bad), bad.name, bad.payload))
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    for sent in (True, {"pages": 7}, 7):
+        await house.client.send(task.id, "pages", sent)
+    await house.until_status(task, "waiting")
+    await house.until(lambda: "timer" in [one.event_kind for one in house.steps(task)])
+    house.kill(first)
+    await house.hire(host)
+
+    assert await task.result() == 7
+    live, replayed = told[:2], told[2:]
+    assert live == replayed
+    assert live[0] == ("what was sent under 'pages' must be an int, not True: give a number", "pages", True)
+    assert live[1][2] == {"pages": 7}
+    received = [one.outcome for one in house.steps(task) if one.event_kind == "receive"]
+    assert received == ["failed", "failed", "completed"]
+
+
+async def test_what_was_sent_and_does_not_fit_fails_a_task_that_does_not_catch_it_at_once(house: Theatre) -> None:
+    @perdure.agent
+    async def host() -> datetime:
+        return await perdure.receive("due", type=datetime)
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await house.client.send(task.id, "due", "tomorrow")
+
+    with pytest.raises(perdure.TaskFailed, match='must be a datetime, not "tomorrow": give it with its zone') as failed:
+        await task.result()
+
+    assert failed.value.error.type == "perdure.errors.BadDelivery"
+    assert house.kinds(task).count("task_retried") == 0
+
+
+async def test_what_was_sent_as_json_becomes_what_the_agent_wants(house: Theatre) -> None:
+    @perdure.agent
+    async def host() -> str:
+        return repr(await perdure.receive("at", type=list[Path]))
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await house.client.send(task.id, "at", ["logs/today"])
+
+    assert await task.result() == repr([Path("logs/today")])

@@ -176,6 +176,7 @@ _OWN: Final[tuple[tuple[ErrorClass, tuple[type[BaseException], ...]], ...]] = (
             errors.WrongThread,
             errors.IllegalTransition,
             errors.Drift,
+            errors.BadDelivery,
             errors.Expired,
             errors.Denied,
             errors.OutcomeUnknown,

@@ -80,12 +80,14 @@ def alternatives(word: str) -> Iterator[str]:
 
 def is_of_type(value: Any, annotation: Any) -> bool:
     """Whether a value is, or as it comes back from the store can be made, what the annotation wants."""
-    if isinstance(value, bool) and annotation in (int, float):
-        return False
-    made = codec.roundtrip(value, annotation=annotation)[1]
-    if isinstance(made, dt.datetime) and made.tzinfo is None:
+    return is_made(codec.roundtrip(value, annotation=annotation)[1], annotation)
+
+
+def is_made(value: Any, annotation: Any) -> bool:
+    """Whether a value that was read for an annotation has become what it wants."""
+    if isinstance(value, dt.datetime) and value.tzinfo is None:
         return False  # Nobody can say which moment it is.
-    return fits(made, annotation)
+    return fits(value, annotation)
 
 
 def misfit(value: Any, wants: str) -> str:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import codec
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
-from perdure.errors import Error, Expired, NotFound, NotSerializable, Refused, TaskCancelled, TaskFailed, TaskTimedOut
+from perdure.errors import (
+    BadDelivery,
+    Error,
+    Expired,
+    NotFound,
+    NotSerializable,
+    Refused,
+    TaskCancelled,
+    TaskFailed,
+    TaskTimedOut,
+)
 from perdure.model.question import QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Lane, Mode, Wait, WaitKind
@@ -79,7 +89,10 @@ async def sleep(attempt: Attempt, duration_s: float) -> None:
 
 
 async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annotation: Any) -> Any:
-    """The oldest delivery under a name, also one that came first. Raises TimeoutError after `timeout_s`."""
+    """The oldest delivery under a name, also one that came first.
+
+    Raises TimeoutError after `timeout_s`, and BadDelivery for one that is not what the annotation wants.
+    """
     call = Call(
         kind=StepKind.RECEIVE,
         name="receive",
@@ -101,20 +114,31 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
             unread = await attempt.journal.read(messages.oldest_unread, attempt.task.id, name)
             if unread is not None:
                 try:
-                    await attempt.journal.complete(
-                        step,
-                        steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n),
-                        begun=begun,
-                    )
+                    return await _take_delivery(attempt, call, step, name, unread, begun=begun)
                 except NotFound:
                     continue  # Another receive of this task was faster.
-                return codec.decode(unread.payload, annotation=call.annotation)
             if until_ms is not None and attempt.journal.store.clock.now_ms() >= until_ms:
                 late = TimeoutError(f"nothing was sent under {name!r} within {timeout_s:g} s")
                 await live.fail_call(attempt, call, step, late, begun=begun)
             await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key, until_ms))
 
     return await calls.perform(attempt, call, run)
+
+
+async def _take_delivery(
+    attempt: Attempt, call: Call, step: steps.NewStep, name: str, unread: messages.Unread, *, begun: bool
+) -> Any:
+    """Take a delivery in the commit that ends its step. Raises BadDelivery, and NotFound when another step has it."""
+    value = codec.decode(unread.payload, annotation=call.annotation)
+    if not answers.is_made(value, call.annotation):
+        # Taken all the same: left unread, it would be what each later receive finds first, for ever.
+        sent = codec.decode(unread.payload)
+        why = answers.misfit(sent, answers.type_word(call.annotation))
+        bad = BadDelivery(f"what was sent under {name!r} must be {why}", name=name, payload=sent)
+        await live.fail_call(attempt, call, step, bad, begun=begun, delivery=unread.n)
+    result = steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n)
+    await attempt.journal.complete(step, result, begun=begun)
+    return value
 
 
 async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | None, annotation: Any) -> Any:

@@ -179,8 +179,9 @@ async def fail_call(
     question_id: str | None = None,
     error: Error | None = None,
     is_found_out: bool = False,
+    delivery: int | None = None,
 ) -> NoReturn:
-    """Put an error on record and raise its stand-in."""
+    """Put an error on record and raise its stand-in. `delivery` is what the call takes all the same."""
     if error is None:
         assert exc is not None
         error = stand_ins.describe(exc, secrets=call.secrets)
@@ -191,6 +192,7 @@ async def fail_call(
         usage=usage,
         question_id=question_id,
         is_found_out=is_found_out,
+        delivery=delivery,
     )
     try:
         index = await attempt.journal.complete(step, result, begun=begun)

@@ -18,6 +18,7 @@ from perdure.client import Page
 from perdure.definitions import Agent, AnyTool, Bound, Duration, Startable, SyncAgent, Tool, agent, tool
 from perdure.errors import (
     AmbiguousStep,
+    BadDelivery,
     BadInput,
     BudgetExceeded,
     Cancelled,
@@ -78,6 +79,7 @@ __all__ = [
     "AmbiguousStep",
     "AnyTool",
     "App",
+    "BadDelivery",
     "BadInput",
     "Bound",
     "Budget",

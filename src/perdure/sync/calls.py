@@ -138,9 +138,10 @@ def receive(name: str, /, *, timeout: Duration | None = None) -> Any: ...
 @overload
 def receive(name: str, /, *, type: type[T], timeout: Duration | None = None) -> T: ...
 def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | None = None) -> Any:
-    """What someone sent to this task under `name`, oldest first, also when it came first.
+    """What someone sent to this task under `name`, as `type`, oldest first, also when it came first.
 
-    Raises TimeoutError after `timeout` seconds, NotInTask outside a task.
+    Raises TimeoutError after `timeout` seconds, NotInTask outside a task, and BadDelivery for what cannot be made
+    `type`: that holds what came, and counts as received, so that the next call takes the next one.
     """
     return wait(lambda: context.receive(name, type=type, timeout=timeout), name="receive")
 
