@@ -40,6 +40,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.overdue": "tasks_deadline",
     "tasks.interrupted": "tasks_open",
     "tasks.due_waiters": "tasks_due",
+    "tasks.waiters_from_later": "tasks_set_aside",
     "tasks.orphans": "attempts_open",
     "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),
     "steps.trace": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),

@@ -44,7 +44,10 @@ def _attempt(what: str) -> Attempt:
 
 
 async def sleep(duration: Duration, /) -> None:
-    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile."""
+    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile.
+
+    Should the clock be set back, a wait that goes on in another process may take twice as long, never longer.
+    """
     duration_s = seconds(duration, "duration")
     attempt = here()
     if attempt is None:

@@ -129,7 +129,10 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
 
 
 def sleep(duration: Duration, /) -> None:
-    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile."""
+    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile.
+
+    Should the clock be set back, a wait that goes on in another process may take twice as long, never longer.
+    """
     wait(lambda: context.sleep(duration), name="sleep")
 
 

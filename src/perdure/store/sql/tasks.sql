@@ -352,6 +352,14 @@ WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.available_at <= {n
 ORDER BY t.available_at, t.n
 LIMIT :limit OFFSET :skip
 
+-- name: waiters_from_later
+-- Set aside later than it is now: the clock was set back. Two workers' clocks may be a second apart.
+SELECT t.id
+FROM tasks t
+WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.updated_at > {now} + 1000 AND t.available_at < :never
+ORDER BY t.updated_at, t.n
+LIMIT :limit OFFSET :skip
+
 -- name: release
 UPDATE tasks
 SET status = {to:release}, waiting_for = '[]', available_at = 0, rank = {now} - {priority_step_ms} * priority,
