@@ -25,6 +25,7 @@
     └── StoreError                the database could not do it
         ├── StoreBusy             another process holds the writer lock
         ├── StoreFull             no space left
+        ├── RefusedBySchema       a value that the tables do not take
         ├── StoreClosed           closed, or closed itself after a failed commit
         ├── CommitUnknown         the commit may or may not have happened
         ├── LeaseLost             this attempt no longer owns its task
@@ -240,7 +241,7 @@ class Cancelled(BaseException):
 
 
 class StoreError(PerdureError):
-    """The database could not do it. Ends an attempt by cancellation: agent code never catches it."""
+    """The database could not do it. Ends an attempt by cancellation: agent code catches none but RefusedBySchema."""
 
 
 class StoreBusy(StoreError):
@@ -254,6 +255,13 @@ class StoreBusy(StoreError):
 
 class StoreFull(StoreError):
     """No space is left. Nothing of the transaction was written; goes on once there is space."""
+
+
+class RefusedBySchema(StoreError):
+    """The tables do not take a value; the message is what the database said. Nothing was written.
+
+    The store goes on, so agent code gets this where it made the call; the same write would be refused again.
+    """
 
 
 class StoreClosed(StoreError):

@@ -181,6 +181,7 @@ _OWN: Final[tuple[tuple[ErrorClass, tuple[type[BaseException], ...]], ...]] = (
             errors.Denied,
             errors.OutcomeUnknown,
             errors.TaskFailed,
+            errors.RefusedBySchema,
             errors.StoreClosed,
             errors.LeaseLost,
             errors.ForkedStore,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure import codec
-from perdure.errors import AmbiguousStep, PerdureError, StoreError
+from perdure.errors import AmbiguousStep, PerdureError, RefusedBySchema, StoreError
 from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
@@ -62,7 +62,10 @@ class Journal:
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a fenced write. A busy store is asked again; any other store error ends the attempt."""
+        """Run a fenced write. A busy store is asked again; any other store error ends the attempt.
+
+        But for RefusedBySchema: what was to be written is at fault, and whoever gave it is told.
+        """
         try:
             return await aio.call_patiently(self.store, operation, *args, **kwargs)
         except StoreError as error:
@@ -86,7 +89,9 @@ class Journal:
         except StoreError as error:
             raise self._ended_by(error) from error
 
-    def _ended_by(self, error: StoreError) -> asyncio.CancelledError:
+    def _ended_by(self, error: StoreError) -> BaseException:
+        if isinstance(error, RefusedBySchema):
+            return error
         self._on_store_error(error)
         return asyncio.CancelledError(str(error))
 

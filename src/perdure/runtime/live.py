@@ -7,7 +7,16 @@ import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure import ambient, codec, phrases
-from perdure.errors import BudgetExceeded, Denied, Error, Expired, NotApplied, NotSerializable, PerdureError
+from perdure.errors import (
+    BudgetExceeded,
+    Denied,
+    Error,
+    Expired,
+    NotApplied,
+    NotSerializable,
+    PerdureError,
+    RefusedBySchema,
+)
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Usage
@@ -78,7 +87,7 @@ async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_
         # Its intent may be on record by now; its function has certainly not been called.
         attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
         raise
-    except BudgetExceeded:
+    except (BudgetExceeded, RefusedBySchema):
         # Nothing was begun; what the others have used meanwhile is seen from here on.
         attempt.intents.pop(step.key, None)
         attempt.spending.give_back(call)
@@ -160,6 +169,11 @@ async def complete_call(
     )
     try:
         await attempt.journal.complete(step, result, begun=begun)
+    except RefusedBySchema as refused:
+        # The call was made; on record as one whose result cannot be stored, it is not asked about, nor made again.
+        await fail_call(
+            attempt, call, step, refused, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
+        )
     except asyncio.CancelledError:
         if call.is_dangerous:
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.COMPLETED, stored))

@@ -26,6 +26,7 @@ from perdure.errors import (
     CommitUnknown,
     Damaged,
     ForkedStore,
+    RefusedBySchema,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -416,8 +417,8 @@ def translate(error: apsw.Error, url: str = "") -> StoreError:
             return StoreFull(f"no space is left for the database{where}; nothing was written. Free space, then go on.")
         case apsw.NotADBError() | apsw.CorruptError():
             return Damaged(f"the database is damaged or is no SQLite file{where}: {error}. It was left unchanged.")
-        case apsw.ConstraintError():
-            return StoreError(f"the schema refused the write{where}: {error}")
+        case apsw.ConstraintError() | apsw.TooBigError():
+            return RefusedBySchema(f"the schema refused the write{where}: {error}; nothing was written")
         case apsw.CantOpenError():
             return StoreError(f"the database cannot be opened{where}: {error}. Check the path and its permissions.")
         case apsw.ReadOnlyError():
