@@ -55,6 +55,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "messages.by_key": ("sqlite_autoindex_messages_2", "messages_task_step_key_key"),
     "messages.oldest_unread": "deliveries_unread",
     "questions.open_list": ("questions_open", "questions_(unnotified|open)"),
+    "questions.list": ("INTEGER PRIMARY KEY", "questions_pkey"),
     "questions.expired": "questions_expiry",
     "questions.live_for_step": "questions_task",
     "questions.unnotified": ("questions_unnotified", "questions_(unnotified|open)"),
