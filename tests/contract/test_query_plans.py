@@ -41,6 +41,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.interrupted": "tasks_open",
     "tasks.due_waiters": "tasks_due",
     "tasks.waiters_from_later": "tasks_set_aside",
+    "tasks.budgets": "bindings_budget",
     "tasks.orphans": "attempts_open",
     "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),
     "steps.trace": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),

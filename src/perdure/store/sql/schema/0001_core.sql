@@ -148,6 +148,14 @@ CREATE TABLE task_inputs (
     metadata {text} NOT NULL DEFAULT '{}'
 ) {strict};
 
+-- Which budgets bind a task: its own and those of the tasks above it, each named by the task that has it. Written once.
+CREATE TABLE bindings (
+    task {int} NOT NULL REFERENCES tasks (n) ON DELETE CASCADE,
+    budget_of {int} NOT NULL,
+    PRIMARY KEY (task, budget_of)
+) {strict};
+CREATE UNIQUE INDEX bindings_budget ON bindings (budget_of, task);
+
 CREATE TABLE attempts (
     n {rowid},
     execution_id {text} NOT NULL UNIQUE,
