@@ -17,6 +17,7 @@ from perdure.client import Client, Page, Question, TaskHandle
 from perdure.definitions import Agent, AnyTool, Bound, Duration, Startable, SyncAgent, Tool, agent, tool
 from perdure.errors import (
     AmbiguousStep,
+    BadDelivery,
     BadInput,
     BudgetExceeded,
     Cancelled,
@@ -36,6 +37,7 @@ from perdure.errors import (
     OutcomeUnknown,
     PerdureError,
     Refused,
+    RefusedBySchema,
     StoreError,
     Suspend,
     TaskCancelled,
@@ -81,6 +83,7 @@ __all__ = [
     "AmbiguousStep",
     "AnyTool",
     "App",
+    "BadDelivery",
     "BadInput",
     "Bound",
     "Budget",
@@ -110,6 +113,7 @@ __all__ = [
     "PerdureError",
     "Question",
     "Refused",
+    "RefusedBySchema",
     "Risk",
     "Settings",
     "Startable",

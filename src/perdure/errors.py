@@ -14,6 +14,7 @@
     ├── WrongThread               a blocking call on the event loop, or the reverse
     ├── IllegalTransition         the move is not in states.py
     ├── Drift                     the code no longer makes the calls that were recorded
+    ├── BadDelivery               what was sent is not of the type that `receive` wants
     ├── Expired                   nobody answered in time
     ├── Denied                    a person said no
     ├── ToolError                 a tool failed, live or replayed: the same stand-in
@@ -24,6 +25,7 @@
     └── StoreError                the database could not do it
         ├── StoreBusy             another process holds the writer lock
         ├── StoreFull             no space left
+        ├── RefusedBySchema       a value that the tables do not take
         ├── StoreClosed           closed, or closed itself after a failed commit
         ├── CommitUnknown         the commit may or may not have happened
         ├── LeaseLost             this attempt no longer owns its task
@@ -170,6 +172,15 @@ class Drift(PerdureError):
 DriftError = Drift
 
 
+class BadDelivery(PerdureError, ValueError):
+    """What was sent is not of the type that `receive` wants. It is taken: `payload` is what came under `name`."""
+
+    def __init__(self, message: str, *, name: str = "", payload: Any = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.payload = payload
+
+
 class Expired(PerdureError):
     """The question's time ran out; nobody said no."""
 
@@ -230,7 +241,7 @@ class Cancelled(BaseException):
 
 
 class StoreError(PerdureError):
-    """The database could not do it. Ends an attempt by cancellation: agent code never catches it."""
+    """The database could not do it. Ends an attempt by cancellation: agent code catches none but RefusedBySchema."""
 
 
 class StoreBusy(StoreError):
@@ -244,6 +255,13 @@ class StoreBusy(StoreError):
 
 class StoreFull(StoreError):
     """No space is left. Nothing of the transaction was written; goes on once there is space."""
+
+
+class RefusedBySchema(StoreError):
+    """The tables do not take a value; the message is what the database said. Nothing was written.
+
+    The store goes on, so agent code gets this where it made the call; the same write would be refused again.
+    """
 
 
 class StoreClosed(StoreError):

@@ -136,7 +136,23 @@ def answers(tx: Transaction, task: Task) -> Iterator[str]:
     """What became of a task's questions, oldest first: what was said, by whom, when and why."""
     for question in reversed(questions.of_task(tx, task.id)):
         if question.status is not QuestionStatus.OPEN:
-            yield f"{question.id} {phrases.one_line(question.text)} {_said(tx, question)}"
+            yield f"{question.id} {phrases.one_line(question.text)} {said(tx, question)}"
+
+
+def said(tx: Transaction, question: Question) -> str:
+    """What became of a question that is no longer open: what was said, by whom, when and why."""
+    answer = questions.answer_of(tx, question)
+    match question.status, question.kind:
+        case QuestionStatus.ANSWERED, QuestionKind.STEP_IN_DOUBT if isinstance(answer, dict):
+            what = _VERDICTS.get(str(answer.get("verdict")), "answered")
+            what += ", to run without proof that its old worker is dead" if question.anyway else ""
+        case QuestionStatus.ANSWERED, _:
+            what = f"answered {phrases.shown(answer)}"
+        case _:
+            what = str(question.status)
+    by = f", by {question.answered_by}" if question.answered_by else ""
+    at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
+    return f"{what}{by}{at}" + (f": {phrases.one_line(question.reason)}" if question.reason else "")
 
 
 # -- one clause a status --------------------------------------------------------------------
@@ -338,21 +354,6 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name):
             yield f"  {name}: {phrases.one_line(str(said[name]))}"
-
-
-def _said(tx: Transaction, question: Question) -> str:
-    said = questions.answer_of(tx, question)
-    match question.status, question.kind:
-        case QuestionStatus.ANSWERED, QuestionKind.STEP_IN_DOUBT if isinstance(said, dict):
-            what = _VERDICTS.get(str(said.get("verdict")), "answered")
-            what += ", to run without proof that its old worker is dead" if question.anyway else ""
-        case QuestionStatus.ANSWERED, _:
-            what = f"answered {phrases.shown(said)}"
-        case _:
-            what = str(question.status)
-    by = f", by {question.answered_by}" if question.answered_by else ""
-    at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
-    return f"{what}{by}{at}" + (f": {phrases.one_line(question.reason)}" if question.reason else "")
 
 
 def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import ROOT, Block, PageRun, _fits, blocks, commands, pages
+from tests.world import World
 
 
 def _as_case(page: Path) -> object:
@@ -44,6 +46,21 @@ def test_the_index_names_every_page() -> None:
     written = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent.name != "adr"}
 
     assert written - set(linked) == {"index.md"}
+
+
+def test_each_new_name_of_a_renamed_thing_exists(world: World) -> None:
+    text = (ROOT / "docs/reference/renamed.md").read_text("utf-8")
+    rows = [row for row in re.findall(r"^\|[^|]+\| ([^|]+) \|", text, re.MULTILINE) if row != "here"]
+    names = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+    for name in sorted(names):
+        if name.startswith("perdure."):
+            pkgutil.resolve_name(name)
+        else:
+            table, _, column = name.partition(".")
+            assert world.rows(f"SELECT {column or 'count(*)'} FROM {table} WHERE 1 = 0") in ([], [(0,)]), name
+
+    assert len(rows) > 50 and all("`" in row for row in rows)
 
 
 def test_a_command_that_prints_something_else_is_found(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -10,7 +12,9 @@ from perdure.errors import BudgetExceeded
 from perdure.model.step import StepKind
 from perdure.model.task import Claim, Usage
 from perdure.policy.budget import Budget, spend
-from perdure.store import Store, budgets, steps
+from perdure.runtime.spending import Spending
+from perdure.store import Store, Transaction, aio, budgets, steps
+from perdure.store.budgets import Binding
 from tests.contract.conftest import OpenSecond
 from tests.world import World, done, new_step, outcome_of
 
@@ -135,3 +139,42 @@ def test_of_calls_that_begin_at_once_in_many_children_exactly_as_many_begin_as_t
     assert sum(isinstance(one, steps.Written) for one in outcomes) == 10
     assert sum(isinstance(one, BudgetExceeded) for one in outcomes) == 22
     assert _left(world, lead) == [Budget(tool_calls=0)]
+
+
+def test_a_task_is_bound_by_its_budget_and_all_above_and_without_any_by_none(world: World) -> None:
+    top = world.start()
+    lead = world.claim(world.spawn(top, "lead", budget=Budget(tokens=9)).id)
+    child = world.claim(world.spawn(lead, "child").id)
+    world.spawn(top, "other")
+
+    bound = world.rows(
+        "SELECT t.id, o.id FROM bindings b JOIN tasks t ON t.n = b.task JOIN tasks o ON o.n = b.budget_of"
+    )
+
+    ids = (lead.task.id, child.task.id)
+    assert sorted(bound) == sorted([(ids[0], ids[0]), (ids[1], ids[0]), (ids[1], ids[1])])
+
+
+async def test_children_that_end_together_are_looked_at_once_or_twice_and_each_is_seen(world: World) -> None:
+    lead = world.start(budget=Budget(tool_calls=100))
+    children = [world.claim(world.spawn(lead, f"child{number}").id) for number in range(10)]
+    spending, reads = Spending(lead), 0
+
+    async def read(operation: Callable[[Transaction, str], Sequence[Binding]], task_id: str, /) -> Sequence[Binding]:
+        nonlocal reads
+        reads += 1
+        return await aio.read(world.store, operation, task_id)
+
+    async def ends(child: Claim) -> int | None:
+        await aio.call(world.store, steps.complete, child.fence, new_step("a"), done(), begun=False)
+        await spending.look(read)
+        return spending.left.tool_calls
+
+    world.record(children[0], "first")
+    first = asyncio.ensure_future(spending.look(read))
+    for child in children[1:]:
+        world.record(child, "t")
+    await asyncio.gather(first, *(spending.look(read) for _ in range(50)))
+
+    assert (reads <= 2, spending.left.tool_calls) == (True, 90)
+    assert await ends(children[0]) == 89

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import PerdureError, Refused, StoreClosed, StoreError, Suspend
+from perdure.errors import Refused, RefusedBySchema, StoreClosed, StoreError, Suspend
 from perdure.states import TASK
 from perdure.store import Store, aio
 from perdure.store.database import ThreadWaiter, Transaction
@@ -124,7 +124,7 @@ def test_what_the_schema_refuses_undoes_its_unit_alone(store: Store) -> None:
 
     waiters = _submit_together(store, [partial(put, key="a"), partial(put_twice, key="b"), partial(put, key="taken")])
 
-    with pytest.raises(StoreError):
+    with pytest.raises(RefusedBySchema, match=r"the schema refused the write: .*(?i:unique).*; nothing was written"):
         waiters[2].wait()
     assert (waiters[0].wait(), waiters[1].wait()) == ("a", "b")
     assert store.read(keys) == ["a", "b-a", "b-b", "taken"]
@@ -466,7 +466,7 @@ def test_a_move_that_is_in_no_table_is_refused_by_the_database(store: Store) -> 
     assert ("pending", "cancelled") in TASK.moves
     store.call(lambda tx: (tx.run(_SESSION), tx.run(_TASK)))
 
-    with pytest.raises(StoreError):
+    with pytest.raises(RefusedBySchema, match="illegal move of task"):
         store.call(lambda tx: tx.run(_END, status="completed"))
     store.call(lambda tx: tx.run(_END, status="cancelled"))
 
@@ -474,5 +474,15 @@ def test_a_move_that_is_in_no_table_is_refused_by_the_database(store: Store) -> 
 
 
 def test_a_row_without_its_parent_is_refused(store: Store) -> None:
-    with pytest.raises(PerdureError):
+    with pytest.raises(RefusedBySchema):
         store.call(lambda tx: tx.run(_TASK))
+
+
+@pytest.mark.parametrize("wrong", ["-1", "'text'", "NULL"])
+def test_a_value_that_its_column_does_not_take_is_refused(store: Store, wrong: str) -> None:
+    insert = query(f"INSERT INTO counters (name, value) VALUES ('key-1', {wrong})")
+
+    with pytest.raises(RefusedBySchema):
+        store.call(lambda tx: tx.run(insert))
+
+    assert store.read(keys) == []

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from perdure.clock import FakeClock, SeededIds
-from perdure.errors import CommitUnknown, Damaged, InvariantError, StoreBusy, StoreError, StoreFull
+from perdure.errors import CommitUnknown, Damaged, InvariantError, RefusedBySchema, StoreBusy, StoreError, StoreFull
 from perdure.settings import Settings
 from perdure.store import Store, open_store
 from perdure.store.database import ThreadWaiter, Transaction
@@ -401,7 +401,8 @@ def test_what_never_succeeds_is_given_up(open_at: OpenAt) -> None:
         ("57014", StoreBusy),
         ("XX001", Damaged),
         ("XX002", Damaged),
-        ("23505", StoreError),
+        ("23505", RefusedBySchema),
+        ("22003", RefusedBySchema),
         ("42501", StoreError),
         ("P0001", StoreError),
     ],

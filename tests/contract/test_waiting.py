@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from perdure.errors import StoreError
 from perdure.model.task import Wait, WaitKind
-from perdure.store import messages, questions, tasks
-from tests.world import World, packed
+from perdure.store import messages, questions, task_lists, tasks
+from tests.world import World, packed, timer
 
 
 def test_a_task_set_aside_is_due_at_once_when_what_it_waits_for_has_happened(world: World) -> None:
@@ -63,3 +63,15 @@ def test_waiting_for_nothing_is_refused(world: World) -> None:
     claim = world.start()
 
     assert isinstance(world.unchanged_by(world.wait_for, claim), StoreError)
+
+
+def test_only_who_waits_for_a_time_is_listed_as_set_aside_later_than_it_is_now(world: World) -> None:
+    sleeper, receiver = world.start(), world.start()
+    world.set_aside(sleeper, *timer(world.clock.now_ms() + 60_000))
+    world.set_aside(receiver, Wait(WaitKind.RECEIVE, ("paid",)))
+    before = world.store.read(task_lists.waiters_from_later)
+
+    world.execute("UPDATE tasks SET updated_at = updated_at + 3600000")
+
+    assert (before, world.store.read(task_lists.waiters_from_later)) == ([], [sleeper.task.id])
+    assert world.store.read(task_lists.due_waiters) == []

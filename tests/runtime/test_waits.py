@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -207,49 +206,6 @@ async def test_an_answer_given_while_nobody_works_is_found(house: Theatre) -> No
 
     assert await task.result() == "this one"
     assert house.kinds(task).count("question_opened") == 1
-
-
-@pytest.mark.parametrize(
-    ("wanted", "wrong", "right"),
-    [(bool, "no", False), (int, True, 3), (float, "2.5", 2.5), (str, 7, "7"), (dict, ["a"], {"a": 1})],
-)
-async def test_an_answer_of_another_type_is_refused_and_the_question_stays_open(
-    house: Theatre, wanted: Any, wrong: Any, right: Any
-) -> None:
-    @perdure.agent
-    async def host() -> Any:
-        return await perdure.ask("What is it?", type=wanted)
-
-    await house.hire(host)
-    task = await house.client.start(host)
-    asked = await house.question()
-    with pytest.raises(perdure.BadInput, match=rf"Q1 wants an? {wanted.__name__}, not ") as refused:
-        await asked.answer(wrong, by="ana")
-    await asked.answer(right, by="ben")
-
-    assert refused.value.field == "answer"
-    assert await task.result() == right
-
-
-async def test_an_answer_that_only_the_agents_own_type_can_judge_is_asked_for_again(house: Theatre) -> None:
-    class Colour(StrEnum):
-        RED = "red"
-        BLUE = "blue"
-
-    @perdure.agent
-    async def host() -> str:
-        return (await perdure.ask("Which colour?", type=Colour, to="ana")).name
-
-    await house.hire(host)
-    task = await house.client.start(host)
-    first = await house.question()
-    await first.answer("green", by="ana")
-    second = await house.question()
-    await second.answer("blue", by="ana")
-
-    assert await task.result() == "BLUE"
-    assert (second.row.to, "Which colour?" in second.text, '"green"' in second.text) == ("ana", True, True)
-    assert house.kinds(task).count("answer_voided") == 1
 
 
 async def test_an_open_question_expires_only_where_it_was_told_to(house: Theatre) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -335,11 +335,24 @@ def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
 def _value(row: Question, text: str, evidence: Any) -> Any:
     """The answer to an agent's own question, as the type it asked for."""
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
-    value: Any = text
-    if wants == "bool":
-        value = _WORDS.get(text.strip().lower(), text)
-    elif wants != "str":
-        with suppress(ValueError):
-            value = json.loads(text)
+    annotation = answers.type_named(wants)
+    readings = list(_readings(text, set(answers.alternatives(wants))))
+    value = next((one for one in readings if answers.is_of_type(one, annotation)), readings[0])
     answers.check_answer(value, wants, question_id=row.id)
     return float(value) if wants == "float" else value
+
+
+def _readings(text: str, wanted: set[str]) -> Iterator[Any]:
+    """What a word may mean to one of these types, the likeliest first."""
+    if wanted & answers.WRITTEN:
+        yield text
+    if "bool" in wanted and (word := _WORDS.get(text.strip().lower())) is not None:
+        yield word
+    if wanted != {"str"}:
+        with suppress(ValueError):
+            yield json.loads(text, parse_constant=_no_number)
+    yield text
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")

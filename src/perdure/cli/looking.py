@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -18,10 +18,10 @@ from perdure.errors import BadInput
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
 from perdure.runtime.liveness import Judge, judge
-from perdure.states import TaskStatus
+from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, sections
+from perdure.why import because, explain, said, sections
 
 _WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 _RUNNING: Final = "running"
@@ -110,6 +110,7 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
 
 def questions_(
     *,
+    open_only: Annotated[bool, typer.Option("--open/--all", help="Only questions that wait, or all.")] = True,
     to: Annotated[str | None, typer.Option("--to", help="Only questions to this person or group.")] = None,
     session: Annotated[str | None, typer.Option("--session", help="Only questions of this session.")] = None,
     limit: Limit = 100,
@@ -120,17 +121,19 @@ def questions_(
 ) -> None:
     """List open questions, oldest first.
 
-    Under each one what it rests on, and the command that answers it.
+    Under each one what it rests on, and the command that answers it. --all lists those too that were answered, have
+    expired or were cancelled, and under each what was said, by whom and when.
     """
     (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
-        asked, now = client.store.read(_asked, to=to, session_id=session, after=start, limit=limit)
-    following = str(asked[-1][0].n) if len(asked) == limit else None
+        find = questions.open_list if open_only else questions.listing
+        asked, now = client.store.read(_asked, find, to=to, session_id=session, after=start, limit=limit)
+    following = str(asked[-1].question.n) if len(asked) == limit else None
     if as_json:
-        shapes = [question_shape(one, evidence) for one, evidence in asked]
+        shapes = [question_shape(one.question, one.evidence, answer=one.answer) for one in asked]
         screen.put_json({"questions": shapes, "after": following})
         return
-    ids = [one.task_id for one, _ in asked]
+    ids = [one.question.task_id for one in asked]
     screen.put_rows(
         [
             (
@@ -139,13 +142,13 @@ def questions_(
                 phrases.duration(now - one.created_at),
                 phrases.one_line(one.text) + (f"  (to {one.to})" if one.to and to is None else ""),
             )
-            for one, _ in asked
+            for one in (each.question for each in asked)
         ],
         head=("ID", "TASK", "AGE", "QUESTION"),
-        below=[_below(one, evidence, now, client.flags) for one, evidence in asked],
+        below=[_below(one, now, client.flags) for one in asked],
     )
     if not asked:
-        screen.note("no open questions")
+        screen.note("no open questions" if open_only else "no questions")
     _put_following(following)
 
 
@@ -231,13 +234,34 @@ def _with_reason(tx: Transaction, task_id: str, judge: Judge) -> tuple[Task, str
     return task, because(tx, task, judge=judge)
 
 
-def _asked(tx: Transaction, /, **filters: Any) -> tuple[list[tuple[Question, Any]], int]:
-    return [(one, questions.evidence(tx, one)) for one in questions.open_list(tx, **filters)], tx.now
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question, what it rests on, and what became of it; `said` is "" while it is open."""
+
+    question: Question
+    evidence: Any
+    answer: object
+    said: str
 
 
-def _below(question: Question, evidence: Any, now: int, flags: str) -> list[str]:
-    """What stands under a question: what it rests on, and the command that answers it."""
-    details = _details(question, evidence, now)
+def _asked(tx: Transaction, find: Callable[..., list[Question]], /, **filters: Any) -> tuple[list[_Asked], int]:
+    return [
+        _Asked(
+            one,
+            questions.evidence(tx, one),
+            questions.answer_of(tx, one),
+            "" if one.status is QuestionStatus.OPEN else said(tx, one),
+        )
+        for one in find(tx, **filters)
+    ], tx.now
+
+
+def _below(asked: _Asked, now: int, flags: str) -> list[str]:
+    """What stands under a question: what it rests on, and the command that answers it or what was said."""
+    question = asked.question
+    if asked.said:
+        return [asked.said]
+    details = _details(question, asked.evidence, now)
     return [*([details] if details else []), phrases.way_to_answer(question.id, question.kind, flags=flags)]
 
 

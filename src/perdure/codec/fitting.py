@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections.abc as cabc
 import functools
 import inspect
+import pathlib
 import sys
 import types
 import typing
@@ -22,6 +23,7 @@ from perdure.codec.table import is_model
 
 ANY: Final[object] = typing.Any
 
+_PATHS: Final = (pathlib.Path, pathlib.PurePath, type(pathlib.Path()))
 _PAIRS: Final = (dict, cabc.Mapping, cabc.MutableMapping)
 _ROWS: Final = (list, set, frozenset, cabc.Sequence, cabc.MutableSequence, cabc.Collection, cabc.Iterable, cabc.Set)
 
@@ -109,6 +111,9 @@ def _is_open(annotation: object) -> bool:
 
 
 def _fits_class(value: object, annotation: object) -> bool:
+    # To Python a bool is a number; to whoever wrote `int` it is none.
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
     if annotation is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
     if typing.is_typeddict(annotation):
@@ -143,7 +148,16 @@ def _is_instance(value: object, cls: object) -> bool:
 
 def _by_msgspec(value: object, annotation: object) -> object:
     # Bytes are bytes already; msgspec would take any text for base64.
-    return cast("object", msgspec.convert(value, cast("Any", annotation), builtin_types=(bytes,)))
+    return cast("object", msgspec.convert(value, cast("Any", annotation), builtin_types=(bytes,), dec_hook=_by_hand))
+
+
+def _by_hand(annotation: type, value: object) -> object:
+    """What msgspec has no reading of: text as a path. Raises TypeError for anything that is not of the class."""
+    if isinstance(value, typing.get_origin(annotation) or annotation):
+        return value
+    if annotation in _PATHS and isinstance(value, str):
+        return pathlib.Path(value)
+    raise TypeError(annotation)
 
 
 def _by_pydantic(value: object, annotation: object) -> object:

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
-from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, StoreError, Suspend
+from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, RefusedBySchema, StoreError, Suspend
 from perdure.model.question import Question
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
@@ -178,6 +178,8 @@ class Attempt:
         try:
             with ambient.running_attempts:
                 await self._run()
+        except RefusedBySchema:
+            log.exception("the end of task %s cannot be stored; it is looked at again", self.task.id)
         except StoreError:
             return  # Nothing can be written; whoever opens the store next finds the task unowned.
         finally:

@@ -44,7 +44,10 @@ def _attempt(what: str) -> Attempt:
 
 
 async def sleep(duration: Duration, /) -> None:
-    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile."""
+    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile.
+
+    Should the clock be set back, a wait that goes on in another process may take twice as long, never longer.
+    """
     duration_s = seconds(duration, "duration")
     attempt = here()
     if attempt is None:
@@ -58,9 +61,10 @@ async def receive(name: str, /, *, timeout: Duration | None = None) -> Any: ...
 @overload
 async def receive(name: str, /, *, type: type[T], timeout: Duration | None = None) -> T: ...
 async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | None = None) -> Any:
-    """What someone sent to this task under `name`, oldest first, also when it came first.
+    """What someone sent to this task under `name`, as `type`, oldest first, also when it came first.
 
-    Raises TimeoutError after `timeout` seconds, NotInTask outside a task.
+    Raises TimeoutError after `timeout` seconds, NotInTask outside a task, and BadDelivery for what cannot be made
+    `type`: that holds what came, and counts as received, so that the next call takes the next one.
     """
     attempt = _attempt("receive")
     timeout_s = None if timeout is None else seconds(timeout, "timeout")
@@ -72,7 +76,10 @@ async def ask(question: str, /, *, to: str = "", expires: Duration | None = None
 @overload
 async def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
 async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
-    """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
+    """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
+
+    Raises Expired after `expires` seconds, NotInTask outside a task.
+    """
     attempt = _attempt("ask")
     expires_s = None if expires is None else seconds(expires, "expires")
     need_text(question, "question")

@@ -8,14 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perdure import codec, phrases
+from perdure import codec
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
-from perdure.errors import Error, Expired, NotFound, NotSerializable, Refused, TaskCancelled, TaskFailed, TaskTimedOut
+from perdure.errors import (
+    BadDelivery,
+    Error,
+    Expired,
+    NotFound,
+    NotSerializable,
+    Refused,
+    TaskCancelled,
+    TaskFailed,
+    TaskTimedOut,
+)
 from perdure.model.question import QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Lane, Mode, Wait, WaitKind
 from perdure.runtime import answers, calls, live
 from perdure.runtime.call import Call
+from perdure.runtime.until import Until
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import admission, instances, messages, payloads, questions, steps, task_lists
 from perdure.store.database import Transaction
@@ -71,15 +82,19 @@ async def sleep(attempt: Attempt, duration_s: float) -> None:
         body: bytes,  # noqa: ARG001  # A timer's own moment is part of what is recorded.
         record: Step | None,
     ) -> Any:
-        step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=duration_s)
-        await attempt.waits.until(Wait(WaitKind.TIMER, (), key, until_ms))
+        step, until = await _begin_until(attempt, call, key=key, record=record, timeout_s=duration_s)
+        with until.timer(attempt.journal.store.clock) as over:
+            await attempt.waits.until(Wait(WaitKind.TIMER, (), key, until.wall_ms), or_done=over)
         return await live.complete_call(attempt, call, step, None, begun=True)
 
     await calls.perform(attempt, call, run)
 
 
 async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annotation: Any) -> Any:
-    """The oldest delivery under a name, also one that came first. Raises TimeoutError after `timeout_s`."""
+    """The oldest delivery under a name, also one that came first.
+
+    Raises TimeoutError after `timeout_s`, and BadDelivery for one that is not what the annotation wants.
+    """
     call = Call(
         kind=StepKind.RECEIVE,
         name="receive",
@@ -90,31 +105,47 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
     )
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
-        until_ms: int | None = None
+        until: Until | None = None
+        clock = attempt.journal.store.clock
         if timeout_s is None:
             step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
             begun = False
         else:
-            step, until_ms = await _begin_until(attempt, call, key=key, record=record, timeout_s=timeout_s)
+            step, until = await _begin_until(attempt, call, key=key, record=record, timeout_s=timeout_s)
             begun = True
         while True:
             unread = await attempt.journal.read(messages.oldest_unread, attempt.task.id, name)
             if unread is not None:
                 try:
-                    await attempt.journal.complete(
-                        step,
-                        steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n),
-                        begun=begun,
-                    )
+                    return await _take_delivery(attempt, call, step, name, unread, begun=begun)
                 except NotFound:
                     continue  # Another receive of this task was faster.
-                return codec.decode(unread.payload, annotation=call.annotation)
-            if until_ms is not None and attempt.journal.store.clock.now_ms() >= until_ms:
+            if until is None:
+                await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key))
+                continue
+            if until.left_ms(clock) == 0:
                 late = TimeoutError(f"nothing was sent under {name!r} within {timeout_s:g} s")
                 await live.fail_call(attempt, call, step, late, begun=begun)
-            await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key, until_ms))
+            with until.timer(clock) as over:
+                await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key, until.wall_ms), or_done=over)
 
     return await calls.perform(attempt, call, run)
+
+
+async def _take_delivery(
+    attempt: Attempt, call: Call, step: steps.NewStep, name: str, unread: messages.Unread, *, begun: bool
+) -> Any:
+    """Take a delivery in the commit that ends its step. Raises BadDelivery, and NotFound when another step has it."""
+    value = codec.decode(unread.payload, annotation=call.annotation)
+    if not answers.is_made(value, call.annotation):
+        # Taken all the same: left unread, it would be what each later receive finds first, for ever.
+        sent = codec.decode(unread.payload)
+        why = answers.misfit(sent, answers.type_word(call.annotation))
+        bad = BadDelivery(f"what was sent under {name!r} must be {why}", name=name, payload=sent)
+        await live.fail_call(attempt, call, step, bad, begun=begun, delivery=unread.n)
+    result = steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n)
+    await attempt.journal.complete(step, result, begun=begun)
+    return value
 
 
 async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | None, annotation: Any) -> Any:
@@ -156,7 +187,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
             value = await journal.read(_answer_of, asked.answer)
             if answers.is_of_type(value, annotation):
                 return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
-            why = f"{phrases.shown(value)} is no {wanted}"
+            why = f"it wants {answers.misfit(value, wanted)}"
             await journal.write(questions.void, journal.fence, asked.id, reason=why)
             text = f"{question} ({asked.id} was answered, but {why})"
 
@@ -244,18 +275,25 @@ async def _take_outcome(attempt: Attempt, call: Call, step: steps.NewStep, child
 
 async def _begin_until(
     attempt: Attempt, call: Call, *, key: str, record: Step | None, timeout_s: float
-) -> tuple[steps.NewStep, int]:
+) -> tuple[steps.NewStep, Until]:
     """A step that is on record with the moment until which it waits."""
+    journal, clock = attempt.journal, attempt.journal.store.clock
+    wait_ms, try_number = int(timeout_s * 1000), journal.try_of(record)
     if record is not None and record.is_open and record.payload is not None:
         known = codec.decode(codec.unpack(bytes(record.payload), lambda _hashes: {}))
         assert isinstance(known, Mapping), key
-        return attempt.journal.step(call, key=key, body=b"{}", try_number=record.try_number), int(known["until_ms"])
-    until_ms = attempt.journal.store.clock.now_ms() + int(timeout_s * 1000)
-    body = codec.evidence({**call.input, "until_ms": until_ms})
-    step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
-    attempt.journal.runs_live()
-    await attempt.journal.begin(step)
-    return step, until_ms
+        until_ms = int(known["until_ms"])
+        if clock.now_ms() >= record.timestamp:
+            return journal.step(call, key=key, body=b"{}", try_number=try_number), Until.at(clock, until_ms)
+        # It is earlier now than when this was begun: the clock was set back, and nobody knows how much of the wait is
+        # over. It begins anew, so that it takes twice as long at most, and on record, so that it does so once.
+        wait_ms, try_number = until_ms - record.timestamp, try_number + 1
+    until = Until.after(clock, wait_ms)
+    body = codec.evidence({**call.input, "until_ms": until.wall_ms})
+    step = journal.step(call, key=key, body=body, try_number=try_number)
+    journal.runs_live()
+    await journal.begin(step)
+    return step, until
 
 
 def _child_key(step: steps.NewStep) -> str:

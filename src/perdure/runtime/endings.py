@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import codec, phrases
 from perdure.definitions import returns
-from perdure.errors import Damaged, Error, IllegalTransition, InvariantError, LeaseLost, NotSerializable
+from perdure.errors import (
+    Damaged,
+    Error,
+    IllegalTransition,
+    InvariantError,
+    LeaseLost,
+    NotSerializable,
+    RefusedBySchema,
+)
 from perdure.model.step import Note, NoteKind
 from perdure.model.task import Wait, WaitKind
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
@@ -104,6 +112,8 @@ async def _complete(attempt: Attempt, stored: bytes) -> None:
             attempt, ends.complete, journal.fence, result, notes=notes, risk_seen=journal.risk_seen
         ):
             attempt.outcome = TaskStatus.COMPLETED, None
+    except RefusedBySchema as refused:  # Its result, or a note, cannot be stored.
+        await _fail(attempt, refused)
     except InvariantError:
         log.exception("task %s cannot complete; it is looked at again", attempt.task.id)
         reason = "a call of it was left in doubt"

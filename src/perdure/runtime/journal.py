@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msgspec import structs
 
 from perdure import codec
-from perdure.errors import AmbiguousStep, PerdureError, StoreBusy, StoreError
+from perdure.errors import AmbiguousStep, PerdureError, RefusedBySchema, StoreBusy, StoreError
 from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
@@ -69,12 +69,17 @@ class Journal:
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a fenced write. A busy store is asked again; any other store error ends the attempt."""
+        """Run a fenced write. A busy store is asked again; any other store error ends the attempt.
+
+        But for RefusedBySchema: what was to be written is at fault, and whoever gave it is told.
+        """
         while True:
             try:
                 return await aio.submit(self.store, operation, *args, **kwargs)
             except StoreBusy:
                 await asyncio.sleep(aio.BUSY_AGAIN_S)
+            except RefusedBySchema:
+                raise
             except StoreError as error:
                 raise self._ended_by(error) from error
 
@@ -84,6 +89,8 @@ class Journal:
         """Like `write` for what may be lost with the power: it is on disk with the next durable write."""
         try:
             return await aio.call_softly(self.store, operation, *args, **kwargs)
+        except RefusedBySchema:
+            raise
         except StoreError as error:
             raise self._ended_by(error) from error
 

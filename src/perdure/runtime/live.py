@@ -7,7 +7,16 @@ import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure import ambient, codec, phrases
-from perdure.errors import BudgetExceeded, Denied, Error, Expired, NotApplied, NotSerializable, PerdureError
+from perdure.errors import (
+    BudgetExceeded,
+    Denied,
+    Error,
+    Expired,
+    NotApplied,
+    NotSerializable,
+    PerdureError,
+    RefusedBySchema,
+)
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Usage
@@ -78,7 +87,7 @@ async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_
         # Its intent may be on record by now; its function has certainly not been called.
         attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
         raise
-    except BudgetExceeded:
+    except (BudgetExceeded, RefusedBySchema):
         # Nothing was begun; what the others have used meanwhile is seen from here on.
         attempt.intents.pop(step.key, None)
         attempt.spending.give_back(call)
@@ -160,6 +169,11 @@ async def complete_call(
     )
     try:
         await attempt.journal.complete(step, result, begun=begun)
+    except RefusedBySchema as refused:
+        # The call was made; on record as one whose result cannot be stored, it is not asked about, nor made again.
+        await fail_call(
+            attempt, call, step, refused, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
+        )
     except asyncio.CancelledError:
         if call.is_dangerous:
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.COMPLETED, stored))
@@ -179,8 +193,9 @@ async def fail_call(
     question_id: str | None = None,
     error: Error | None = None,
     is_found_out: bool = False,
+    delivery: int | None = None,
 ) -> NoReturn:
-    """Put an error on record and raise its stand-in."""
+    """Put an error on record and raise its stand-in. `delivery` is what the call takes all the same."""
     if error is None:
         assert exc is not None
         error = stand_ins.describe(exc, secrets=call.secrets)
@@ -191,6 +206,7 @@ async def fail_call(
         usage=usage,
         question_id=question_id,
         is_found_out=is_found_out,
+        delivery=delivery,
     )
     try:
         index = await attempt.journal.complete(step, result, begun=begun)

@@ -9,6 +9,7 @@ What a call consumes is known only afterwards: tokens and cost stop the calls th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -44,11 +45,25 @@ class Spending:
         self._cost = task.cost
         self._tool_calls = task.tool_calls
         self._iterations = task.iterations
+        self._turn = asyncio.Lock()
+        self._looks = 0  # how often it was asked for, and
+        self._seen = 0  # how many of those the newest answer has seen
 
     async def look(self, read: Read, *, has_children: bool = True) -> None:
-        """Learn what the others have used by now. Asks nothing where there are none."""
-        if self.has_limits and (has_children or len(self._others) != 1):
-            self._others = await read(_used_by_others, self._task_id)
+        """Learn what the others have used by now. Asks nothing where there are none.
+
+        A thousand children that end together are one question or two: what is asked while one is under way is answered
+        by the next.
+        """
+        if not self.has_limits or not (has_children or len(self._others) != 1):
+            return
+        self._looks += 1
+        mine = self._looks
+        async with self._turn:
+            if self._seen < mine:
+                begun = self._looks
+                self._others = await read(_used_by_others, self._task_id)
+                self._seen = begun
 
     def reserve(self, call: Call, *, is_counted: bool) -> None:
         """Count a call that is about to begin; `is_counted` when an earlier attempt has.

@@ -15,7 +15,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from perdure import codec
-from perdure.errors import Denied, Error, NotSerializable, OutcomeUnknown, PerdureError, StoreError, ToolError
+from perdure.errors import (
+    Denied,
+    Error,
+    NotSerializable,
+    OutcomeUnknown,
+    PerdureError,
+    RefusedBySchema,
+    StoreError,
+    ToolError,
+)
 from perdure.policy.retry import classify
 from perdure.runtime.raised import class_name, place_of, text_of
 
@@ -155,4 +164,4 @@ def is_final(exc: BaseException) -> bool:
             issubclass(kind, PerdureError) and not issubclass(kind, ToolError) and kind is not PerdureError
             for kind in type(exc).__mro__
         )
-    return isinstance(exc, PerdureError) and not isinstance(exc, StoreError)
+    return isinstance(exc, PerdureError) and (not isinstance(exc, StoreError) or isinstance(exc, RefusedBySchema))

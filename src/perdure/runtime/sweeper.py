@@ -106,7 +106,11 @@ class Sweeper:
         )
 
     async def _wake(self) -> bool:
-        return await self._round(task_lists.due_waiters, lambda one: aio.call(self._store, tasks.wake, one))
+        more = [
+            await self._round(find, lambda one: aio.call(self._store, tasks.wake, one))
+            for find in (task_lists.due_waiters, task_lists.waiters_from_later)
+        ]
+        return any(more)
 
     async def _expire(self) -> bool:
         return await self._round(questions.overdue, self._expire_one)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from perdure.model.question import Question
 from perdure.model.task import Wait, WaitKind
+from perdure.runtime.until import Until, set_over
 from perdure.states import InstanceStatus
 from perdure.store import last_words, questions, steps, tasks
 from perdure.store.last_words import LastWord
@@ -71,13 +73,17 @@ async def until_dead(attempt: Attempt, key: str, held_by: int, question: Questio
         owner = await journal.read(steps.owner, attempt.task.id, held_by)
         assert owner is not None
         keys = (tasks.DEAD + owner.instance_id, *(() if question is None else (question.id,)))
-        wait = Wait(WaitKind.TIMER, keys, key, journal.store.clock.now_ms() + _LOOK_AGAIN_MS)
-        if owner.instance_id != attempt.host.instance_id:
-            await attempt.waits.until(wait)
-            continue
-        # In a thread of this very process, which may hang: its return ends the wait, and so does a person's word.
-        returned = asyncio.create_task(attempt.host.in_flight.until_returned(attempt.task.id, key))
-        try:
-            await attempt.waits.until(wait, or_done=returned)
-        finally:
-            returned.cancel()
+        clock = journal.store.clock
+        until = Until.after(clock, _LOOK_AGAIN_MS)
+        wait = Wait(WaitKind.TIMER, keys, key, until.wall_ms)
+        with until.timer(clock) as over:
+            if owner.instance_id != attempt.host.instance_id:
+                await attempt.waits.until(wait, or_done=over)
+                continue
+            # In a thread of this very process, which may hang: its return ends the wait, and so does a person's word.
+            returned = asyncio.create_task(attempt.host.in_flight.until_returned(attempt.task.id, key))
+            returned.add_done_callback(partial(set_over, over))
+            try:
+                await attempt.waits.until(wait, or_done=over)
+            finally:
+                returned.cancel()

@@ -290,6 +290,8 @@ def _insert(tx: Transaction, task_id: str, one: NewTask, place: _Place) -> Task:
         tags=_as_json(one.tags, "tags"),
         metadata=_as_json(one.metadata, "metadata"),
     )
+    if one.budget != _NO_LIMITS:  # A task below a budget has one of its own.
+        tx.run(Q.bind, task=row[0], parent_task_id=place.parent_task_id)
     told = {"agent": one.agent, **({"parent": place.parent_task_id} if place.parent_task_id else {})}
     events.emit(tx, row[0], 1, TASK.event("admit"), told)
     return task_ops.get(tx, task_id)

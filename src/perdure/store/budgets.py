@@ -1,8 +1,9 @@
 """Budgets along the chain of parents: what each covers, what of it is used, and whether one more call fits.
 
 A budget covers the task that has it and all tasks below. What they use is counted from their rows, so that nothing has
-to be given back or counted again after a crash. A task with any budget above it has one of its own (admission hands
-down what is left): where a task has none, nothing here is asked.
+to be given back or counted again after a crash; which rows those are is written down when a task is admitted
+(`bindings`), so that no tree is followed. A task with any budget above it has one of its own (admission hands down what
+is left): where a task has none, nothing here is asked.
 """
 
 from __future__ import annotations

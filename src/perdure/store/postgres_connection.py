@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 
 from perdure.clock import Clock
-from perdure.errors import BadInput, Damaged, StoreBusy, StoreError, StoreFull
+from perdure.errors import BadInput, Damaged, RefusedBySchema, StoreBusy, StoreError, StoreFull
 from perdure.store.server_clock import ServerClock
 
 V = TypeVar("V")
@@ -247,8 +247,10 @@ def translate(error: psycopg.Error, shown: str) -> StoreError:
             return Damaged(f"the database {shown} is damaged: {error}")
         case "42501":
             return StoreError(f"the user of {shown} may not do this: {error}")
-        case _ if code.startswith("23"):
-            return StoreError(f"the schema refused the write: {error}")
+        case _ if isinstance(error, psycopg.IntegrityError | psycopg.DataError):
+            # Its first line: the others show the whole row.
+            what = error.diag.message_primary or str(error)
+            return RefusedBySchema(f"the schema refused the write: {what}; nothing was written")
         case _:
             return StoreError(f"the database failed ({shown}): {error}")
 

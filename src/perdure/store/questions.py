@@ -19,7 +19,7 @@ from perdure.states import QUESTION, QuestionStatus, TaskStatus
 from perdure.store import ends, events, order, payloads, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
-from perdure.store.queries import load
+from perdure.store.queries import Query, load
 from perdure.store.sessions import check_id, check_text, need_text
 from perdure.store.steps import STEP_KEY_BYTES
 from perdure.store.tasks import task_from_row
@@ -147,10 +147,14 @@ def open_list(
     tx: Transaction, *, to: str | None = None, session_id: str | None = None, after: int = 0, limit: int = 100
 ) -> list[Question]:
     """Open questions, oldest first, after row `after`. A limit outside 1..200 is clamped."""
-    check_text(to, "to")
-    check_text(session_id, "session")
-    rows = tx.all(Q.open_list, to=to, session_id=session_id, after=after, limit=rows_of(limit))
-    return [Question.from_row(row) for row in rows]
+    return _listed(tx, Q.open_list, to=to, session_id=session_id, after=after, limit=limit)
+
+
+def listing(
+    tx: Transaction, *, to: str | None = None, session_id: str | None = None, after: int = 0, limit: int = 100
+) -> list[Question]:
+    """The same with those that were answered, have expired or were cancelled."""
+    return _listed(tx, Q.list, to=to, session_id=session_id, after=after, limit=limit)
 
 
 def of_task(tx: Transaction, task_id: str, *, limit: int = 50) -> list[Question]:
@@ -197,6 +201,15 @@ def unnotified(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[Ques
 def mark_notified(tx: Transaction, question_id: str) -> bool:
     """Note that someone was told. True if this call did it."""
     return tx.run(Q.mark_notified, id=question_id) == 1
+
+
+def _listed(
+    tx: Transaction, query: Query, *, to: str | None, session_id: str | None, after: int, limit: int
+) -> list[Question]:
+    check_text(to, "to")
+    check_text(session_id, "session")
+    rows = tx.all(query, to=to, session_id=session_id, after=after, limit=rows_of(limit))
+    return [Question.from_row(row) for row in rows]
 
 
 def _settle(

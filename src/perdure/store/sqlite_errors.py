@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.errors import Damaged, StoreBusy, StoreError, StoreFull
+from perdure.errors import Damaged, RefusedBySchema, StoreBusy, StoreError, StoreFull
 
 
 def translate(error: apsw.Error, url: str = "") -> StoreError:
@@ -20,8 +20,8 @@ def translate(error: apsw.Error, url: str = "") -> StoreError:
             return StoreFull(f"no space is left for the database{where}; nothing was written. Free space, then go on.")
         case apsw.NotADBError() | apsw.CorruptError():
             return Damaged(f"the database is damaged or is no SQLite file{where}: {error}. It was left unchanged.")
-        case apsw.ConstraintError():
-            return StoreError(f"the schema refused the write{where}: {error}")
+        case apsw.ConstraintError() | apsw.TooBigError():
+            return RefusedBySchema(f"the schema refused the write{where}: {error}; nothing was written")
         case apsw.CantOpenError():
             return StoreError(f"the database cannot be opened{where}: {error}. Check the path and its permissions.")
         case apsw.ReadOnlyError():

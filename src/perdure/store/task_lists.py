@@ -134,6 +134,14 @@ def due_waiters(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str
     return [row[0] for row in tx.all(Q.due_waiters, skip=skip, limit=limit)]
 
 
+def waiters_from_later(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
+    """Ids of tasks that wait for a time and were set aside in what is the future now, but the first `skip`.
+
+    The clock was set back: woken, each counts anew how long it waits.
+    """
+    return [row[0] for row in tx.all(Q.waiters_from_later, never=tasks.NEVER_MS, skip=skip, limit=limit)]
+
+
 def outcome(tx: Transaction, task_id: str) -> Outcome | None:
     """How a task ended, its result unpacked, or None while it has not. Raises NotFound."""
     row = tx.one(Q.outcome, id=check_id(task_id, "task"))

@@ -18,6 +18,7 @@ from perdure.client import Page
 from perdure.definitions import Agent, AnyTool, Bound, Duration, Startable, SyncAgent, Tool, agent, tool
 from perdure.errors import (
     AmbiguousStep,
+    BadDelivery,
     BadInput,
     BudgetExceeded,
     Cancelled,
@@ -37,6 +38,7 @@ from perdure.errors import (
     OutcomeUnknown,
     PerdureError,
     Refused,
+    RefusedBySchema,
     StoreError,
     Suspend,
     TaskCancelled,
@@ -78,6 +80,7 @@ __all__ = [
     "AmbiguousStep",
     "AnyTool",
     "App",
+    "BadDelivery",
     "BadInput",
     "Bound",
     "Budget",
@@ -107,6 +110,7 @@ __all__ = [
     "PerdureError",
     "Question",
     "Refused",
+    "RefusedBySchema",
     "Risk",
     "Settings",
     "Startable",

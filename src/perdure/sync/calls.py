@@ -129,7 +129,10 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
 
 
 def sleep(duration: Duration, /) -> None:
-    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile."""
+    """Wait for `duration` seconds, also across restarts; the permit is given back meanwhile.
+
+    Should the clock be set back, a wait that goes on in another process may take twice as long, never longer.
+    """
     wait(lambda: context.sleep(duration), name="sleep")
 
 
@@ -138,9 +141,10 @@ def receive(name: str, /, *, timeout: Duration | None = None) -> Any: ...
 @overload
 def receive(name: str, /, *, type: type[T], timeout: Duration | None = None) -> T: ...
 def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | None = None) -> Any:
-    """What someone sent to this task under `name`, oldest first, also when it came first.
+    """What someone sent to this task under `name`, as `type`, oldest first, also when it came first.
 
-    Raises TimeoutError after `timeout` seconds, NotInTask outside a task.
+    Raises TimeoutError after `timeout` seconds, NotInTask outside a task, and BadDelivery for what cannot be made
+    `type`: that holds what came, and counts as received, so that the next call takes the next one.
     """
     return wait(lambda: context.receive(name, type=type, timeout=timeout), name="receive")
 
@@ -150,7 +154,10 @@ def ask(question: str, /, *, to: str = "", expires: Duration | None = None) -> s
 @overload
 def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
 def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
-    """Ask a person and wait for the answer. Raises Expired after `expires` seconds, NotInTask outside a task."""
+    """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
+
+    Raises Expired after `expires` seconds, NotInTask outside a task.
+    """
     return wait(lambda: context.ask(question, type=type, to=to, expires=expires), name="ask")
 
 

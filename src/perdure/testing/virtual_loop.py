@@ -125,8 +125,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return int(self._time_s * 1000 + 1e-3)  # A sum of floats may end just below the millisecond it means.
 
     def jump(self, ms: int) -> None:
-        """Set the wall clock forward or back; nothing else notices."""
+        """Set the wall clock forward or back; only periodic looks may notice."""
         self._skew_ms += ms
+        self.something_happened()
 
     @property
     def is_in_periodic_task(self) -> bool:

@@ -162,7 +162,9 @@ def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) 
 @pytest.mark.parametrize(
     ("wants", "word", "value"),
     [("bool", "yes", True), ("bool", "no", False), ("int", "7", 7), ("float", "1", 1.0), ("str", "7", "7"),
-     ("any", '{"a": 1}', {"a": 1}), ("any", "plain", "plain")],
+     ("any", '{"a": 1}', {"a": 1}), ("any", "plain", "plain"), ("any", "yes", "yes"), ("str | None", "null", None),
+     ("str | None", "7", "7"), ("bool | None", "yes", True), ("int | None", "7", 7), ("Decimal", "1.50", "1.50"),
+     ("Path | None", "7", "7"), ("datetime", "2026-01-31T09:00:00Z", "2026-01-31T09:00:00Z")],
 )  # fmt: skip
 def test_an_answer_is_of_the_type_that_was_asked_for(
     desk: Desk, world: World, wants: str, word: str, value: object
@@ -177,8 +179,9 @@ def test_an_answer_is_of_the_type_that_was_asked_for(
 
 @pytest.mark.parametrize(
     ("wants", "word", "shown"),
-    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "True"), ("float", "x", '"x"')],
-)
+    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "True"), ("float", "x", '"x"'),
+     ("datetime", "2026-01-31", '"2026-01-31"'), ("date", "tomorrow", '"tomorrow"')],
+)  # fmt: skip
 def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str, shown: str) -> None:
     world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
 

@@ -8,6 +8,7 @@ import pytest
 
 from perdure.model.question import QuestionKind
 from perdure.model.task import tail
+from perdure.store import questions
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
 from tests.world import World
@@ -181,6 +182,37 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
 
 
+def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for number, kind in enumerate((QuestionKind.CALL, QuestionKind.ASK, QuestionKind.ASK, QuestionKind.CALL), 1):
+        world.ask(claim, kind, text=f"which {number}?", step_key=f"ask{number}", to="ana")
+    desk.run("deny", "Q1", "--because", "too dear", "--by", "ana")
+    desk.run("answer", "Q2", "blue", "--by", "ben")
+    world.execute("UPDATE questions SET expires_at = 1 WHERE id = 'Q3'")
+    world.store.call(questions.expire_one, "Q3")
+
+    page = desk.run("questions", "--all").out.splitlines()
+    told = desk.run("questions", "--all", "--json").json["questions"]
+
+    assert [line.split()[0] for line in page if line.startswith("Q")] == ["Q1", "Q2", "Q3", "Q4"]
+    assert re.fullmatch(r"    denied, by ana, .+: too dear", page[2])
+    assert re.fullmatch(r'    answered "blue", by ben, .+', page[4])
+    assert re.fullmatch(r"    expired, .+: nobody answered in time", page[6])
+    assert page[8].startswith("    perdure approve Q4")
+    said = [(one["status"], one["answered_by"], one["answer"]) for one in told]
+    assert said == [
+        ("denied", "ana", None),
+        ("answered", "ben", "blue"),
+        ("expired", None, None),
+        ("open", None, None),
+    ]
+    assert [one["answered_at"] is None for one in told] == [False, False, False, True]
+    world.complete(claim)
+    assert desk.run("questions").err == "no open questions\n"
+    assert "cancelled, " in desk.run("questions", "--all", "--to", "ana", "--after", "3").out
+    assert desk.run("questions", "--all", "--to", "nobody").err == "no questions\n"
+
+
 def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: Story) -> None:
     head, line = desk.run("effects", "--in-doubt").out.splitlines()
 
@@ -200,19 +232,20 @@ def test_a_call_that_is_being_made_is_not_in_doubt(desk: Desk, world: World) -> 
     assert desk.run("effects", "--in-doubt").out == ""
 
 
-@pytest.mark.parametrize("listing", ["ps", "questions", "effects"])
+@pytest.mark.parametrize("listing", ["ps", "questions", "questions --all", "effects"])
 def test_every_list_goes_on_where_a_page_ended(desk: Desk, world: World, listing: str) -> None:
     claim = world.start()
     for number in range(5):
         world.start()
         world.begin(claim, f"pay{number}", name="pay", risk="high")
         world.ask(claim, QuestionKind.ASK, text=f"which {number}?", step_key=f"ask{number}")
-    name = {"ps": "tasks"}.get(listing, listing)
-    everything = desk.run(listing, "--json").json[name]
+    command = listing.split()
+    name = {"ps": "tasks"}.get(command[0], command[0])
+    everything = desk.run(*command, "--json").json[name]
 
-    first = desk.run(listing, "--limit", "2")
+    first = desk.run(*command, "--limit", "2")
     seen, after = [], ["--limit", "2"]
-    while page := desk.run(listing, "--json", *after).json:
+    while page := desk.run(*command, "--json", *after).json:
         seen += page[name]
         if page["after"] is None:
             break
@@ -220,4 +253,4 @@ def test_every_list_goes_on_where_a_page_ended(desk: Desk, world: World, listing
 
     assert first.err.startswith("there may be more: --after ")
     assert (len(everything) >= 5, seen) == (True, everything)
-    assert desk.run(listing, "--after", "x-y").code == 2
+    assert desk.run(*command, "--after", "x-y").code == 2

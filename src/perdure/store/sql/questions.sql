@@ -60,6 +60,17 @@ WHERE q.status = {status:question.open} AND q.n > :after
 ORDER BY q.n
 LIMIT :limit
 
+-- name: list
+-- Whatever became of them.
+SELECT {columns}
+FROM questions q
+JOIN tasks t ON t.n = q.task
+WHERE q.n > :after
+    AND (CAST(:to AS {string}) IS NULL OR q."to" = :to)
+    AND (CAST(:session_id AS {string}) IS NULL OR q.session_id = :session_id)
+ORDER BY q.n
+LIMIT :limit
+
 -- name: answer
 UPDATE questions
 SET status = :status, answer = :answer, answered_by = :answered_by, reason = :reason, answered_at = {now},

@@ -135,6 +135,7 @@ CREATE INDEX tasks_claim ON tasks (lane, rank, n, available_at) WHERE status = {
 CREATE INDEX tasks_recovery ON tasks (generation, status, deadline_at) WHERE execution_id IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (deadline_at) WHERE finished_at IS NULL AND deadline_at IS NOT NULL;
 CREATE INDEX tasks_due ON tasks (available_at) WHERE status = {status:task.waiting} AND execution_id IS NULL;
+CREATE INDEX tasks_set_aside ON tasks (updated_at) WHERE status = {status:task.waiting} AND execution_id IS NULL;
 
 -- What a task was asked to do; written once.
 CREATE TABLE task_inputs (
@@ -146,6 +147,14 @@ CREATE TABLE task_inputs (
     tags {text} NOT NULL DEFAULT '{}',
     metadata {text} NOT NULL DEFAULT '{}'
 ) {strict};
+
+-- Which budgets bind a task: its own and those of the tasks above it, each named by the task that has it. Written once.
+CREATE TABLE bindings (
+    task {int} NOT NULL REFERENCES tasks (n) ON DELETE CASCADE,
+    budget_of {int} NOT NULL,
+    PRIMARY KEY (task, budget_of)
+) {strict};
+CREATE UNIQUE INDEX bindings_budget ON bindings (budget_of, task);
 
 CREATE TABLE attempts (
     n {rowid},
