@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from perdure.errors import StoreError
-from perdure.store import Store, open_store, steps, task_lists
+from perdure.store import Store, effects, open_store, task_lists
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ class PageRun:
             process.wait()
 
     def _is_inside_a_call(self) -> bool:
-        return any(self._stores(lambda store: any(one.is_running for one in store.read(steps.open_effects))))
+        return any(self._stores(lambda store: any(one.is_running for one in store.read(effects.open_list))))
 
     def _newest_task(self) -> str:
         found = [task for tasks in self._stores(lambda store: store.read(task_lists.recent)) for task in tasks]

@@ -15,7 +15,7 @@ from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
-from perdure.store import instances, questions, recovery, steps, task_lists, tasks
+from perdure.store import effects, instances, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
 
 _NOBODY_DEAD = Judge()
@@ -386,7 +386,7 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
 def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
     """The commands that move a task on, each with what it does."""
     if task.status.is_terminal:
-        for index, name in steps.left_in_doubt(tx, task):
+        for index, name in effects.left_in_doubt(tx, task):
             choice = "--happened | --not-happened | --give-up"
             yield f"perdure settle {task.id} {index} {choice}{flags}  say what became of {name}"
         if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:

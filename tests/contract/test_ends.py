@@ -13,7 +13,7 @@ from perdure.model.question import QuestionKind
 from perdure.model.step import Note
 from perdure.model.task import Claim, Fence, Mode, Usage, Wait, WaitKind
 from perdure.states import TASK, TaskStatus
-from perdure.store import Store, ends, questions, steps, task_lists, tasks
+from perdure.store import Store, effects, ends, questions, steps, task_lists, tasks
 from perdure.store.ends import DEADLINE_EXCEEDED
 from tests.contract.conftest import OpenSecond
 from tests.world import BOOM, World, done, outcome_of, packed, usage_of
@@ -132,7 +132,7 @@ def test_a_step_in_doubt_stays_on_record_after_the_task_has_ended(world: World) 
 
     world.fail(claim)
 
-    assert [(one.step.key, one.is_running) for one in world.store.read(steps.open_effects)] == [("pay", False)]
+    assert [(one.step.key, one.is_running) for one in world.store.read(effects.open_list)] == [("pay", False)]
 
 
 def test_what_became_of_a_call_may_be_recorded_after_its_task_has_ended(world: World) -> None:
@@ -149,7 +149,7 @@ def test_what_became_of_a_call_may_be_recorded_after_its_task_has_ended(world: W
     step = world.store.read(steps.by_key, task.id, "pay")
     assert step is not None
     assert (step.outcome, codec.decode(step.output or b""), step.attempt) == ("completed", "r-1", 1)
-    assert world.store.read(steps.open_effects) == []
+    assert world.store.read(effects.open_list) == []
     told = world.feed(task.id)[-1]
     assert (told.kind, told.payload["by"], told.payload["reason"]) == ("call_settled", "ana", "it is in the ledger")
     after = world.task(task.id)

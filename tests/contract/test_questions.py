@@ -11,7 +11,7 @@ from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
-from perdure.store import instances, payloads, questions, sessions, steps, task_lists
+from perdure.store import effects, instances, payloads, questions, sessions, steps, task_lists
 from tests.world import World, new_step, packed
 
 RUN_IT = {"verdict": "not_happened", "result": None}
@@ -301,7 +301,7 @@ def test_a_call_that_nobody_allowed_is_no_effect(world: World) -> None:
         failed = steps.Result(completed=False, output=packed("failed"), question_id=question_id)
         world.record(claim, key, failed, risk="high")
 
-    assert [one.step.key for one in world.store.read(steps.effects)] == ["yes"]
+    assert [one.step.key for one in world.store.read(effects.listing)] == ["yes"]
 
 
 @pytest.mark.parametrize("refused", [0, 1])
@@ -321,7 +321,7 @@ def test_a_try_that_ran_is_an_effect_whatever_was_said_to_another_try_of_the_cal
             world.clock.advance(1000)
             world.end_step(claim, "pay", failed, **call)
 
-    assert [one.step.try_number for one in world.store.read(steps.effects)] == [1 - refused]
+    assert [one.step.try_number for one in world.store.read(effects.listing)] == [1 - refused]
 
 
 @pytest.mark.parametrize("dies_first", [True, False])

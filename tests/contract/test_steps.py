@@ -13,8 +13,7 @@ from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Claim, Fence, Usage
-from perdure.store import admission, ends, last_words, messages, questions, steps, tasks
-from perdure.store.last_words import LastWord, WordKind
+from perdure.store import admission, ends, messages, questions, steps, tasks
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
 
 MAX = (1 << 63) - 1
@@ -397,124 +396,6 @@ def test_a_big_output_comes_back_and_is_stored_once(world: World) -> None:
         assert step is not None
         assert step.output is not None
         assert codec.decode(step.output) == big
-
-
-def test_effects_lists_every_call_that_may_have_changed_the_world(world: World) -> None:
-    claim = world.start()
-    world.record(claim, "read")
-    world.begin(claim, "pay", risk="high", payload=packed({"amount": 5}))
-    world.record(claim, "mail", risk="medium")
-
-    found = world.store.read(steps.effects)
-
-    assert [(one.step.key, one.agent, one.is_running) for one in found] == [
-        ("pay", "writer", True),
-        ("mail", "writer", False),
-    ]
-    assert found[0].arguments == {"amount": 5}
-
-
-def test_what_was_found_out_about_a_call_stays_with_its_attempt(world: World) -> None:
-    claim = world.start()
-    world.begin(claim, "pay", risk="high")
-    world.begin(claim, "mail", risk="high")
-    world.interrupt(claim)
-    world.recover(claim.task.id)
-    again = world.claim(claim.task.id)
-
-    world.end_step(again, "pay", done(is_found_out=True), risk="high")
-    world.end_step(again, "mail", risk="high")
-
-    assert [(one.step.key, one.step.attempt) for one in world.store.read(steps.effects)] == [("pay", 1), ("mail", 2)]
-
-
-def test_a_call_without_an_outcome_is_running_until_its_attempt_ends_or_somebody_is_asked(world: World) -> None:
-    running, asked, dead = world.start(), world.start(), world.start()
-    for claim in (running, asked, dead):
-        world.begin(claim, "pay", risk="high")
-    world.ask(running, QuestionKind.STEP_IN_DOUBT, step_key="another call")
-    world.ask(asked, QuestionKind.STEP_IN_DOUBT, step_key="pay")
-    world.interrupt(dead)
-
-    found = world.store.read(steps.open_effects)
-
-    assert [(one.step.task_id, one.is_running) for one in found] == [
-        (running.task.id, True),
-        (asked.task.id, False),
-        (dead.task.id, False),
-    ]
-
-
-def test_a_limit_counts_only_the_effects_without_an_outcome(world: World) -> None:
-    claim = world.start()
-    world.record(claim, "mail", risk="medium")
-    world.begin(claim, "look", risk="low")
-    for key in ("pay", "ship"):
-        world.clock.advance(1)
-        world.begin(claim, key, risk="high")
-
-    (first,) = world.store.read(steps.open_effects, limit=1)
-    (second,) = world.store.read(steps.open_effects, after=first.place, limit=1)
-
-    assert (first.step.key, second.step.key) == ("pay", "ship")
-    assert world.store.read(steps.open_effects, after=second.place) == []
-    assert world.store.read(steps.open_effects, since_ms=second.step.timestamp) == [second]
-
-
-def test_a_last_word_is_told_of_a_call_that_has_no_outcome_alone(world: World) -> None:
-    claim = world.start()
-    for key in ("pay", "mail"):
-        world.begin(claim, key, risk="high")
-    world.end_step(claim, "mail", risk="high")
-    words = [LastWord(claim.task.id, key, 1, WordKind.COMPLETED, b'"r"') for key in ("pay", "mail")]
-
-    world.store.call(last_words.tell, words)
-
-    assert world.kinds(claim.task.id).count("call_ended_late") == 1
-    assert world.store.read(last_words.last, claim.task.id, "pay", 1) == words[0]
-    assert world.store.read(last_words.last, claim.task.id, "mail", 1) is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [(WordKind.COMPLETED, "completed"), (WordKind.NOT_CALLED, "failed"), (WordKind.CUT_OFF, None)],
-)
-def test_a_last_word_settles_the_call_of_a_task_that_has_ended(
-    world: World, kind: WordKind, outcome: str | None
-) -> None:
-    claim, going_on = world.start(), world.start()
-    for one in (claim, going_on):
-        world.begin(one, "pay", risk="high")
-    words = [LastWord(one.task.id, "pay", 1, kind, b'"r"') for one in (claim, going_on)]
-    world.store.call(ends.cancel, claim.task.id)
-
-    over = world.store.read(last_words.of_ended_tasks, [*words, LastWord("purged", "pay", 1)])
-    world.store.call(last_words.tell, words)
-
-    assert [one.task_id for one in over] == [claim.task.id, "purged"]
-    settled, open_one = (world.store.read(steps.by_key, one.task.id, "pay") for one in (claim, going_on))
-    assert settled is not None
-    assert open_one is not None
-    assert (settled.outcome, open_one.outcome) == (outcome, None)
-    assert world.kinds(claim.task.id).count("call_ended_late") == 1
-
-
-def test_a_last_word_against_what_was_said_of_the_call_is_evidence(world: World) -> None:
-    claim = world.start()
-    for key in ("pay", "mail"):
-        world.begin(claim, key, risk="high")
-    world.store.call(ends.cancel, claim.task.id)
-    no = steps.Result(completed=False, output=packed("no"))
-    world.store.call(ends.settle_call, claim.task.id, 1, no, by="ana")
-    world.store.call(ends.settle_call, claim.task.id, 2, done("r"), by="ana")
-    words = [LastWord(claim.task.id, key, 1, WordKind.COMPLETED, b'"r"') for key in ("pay", "mail")]
-
-    world.store.call(last_words.tell, words)
-
-    step = world.store.read(steps.by_key, claim.task.id, "pay")
-    assert step is not None
-    assert step.outcome == "failed"
-    assert [one.payload["key"] for one in world.feed(claim.task.id) if one.kind == "call_ended_late"] == ["pay"]
 
 
 def test_the_owner_of_an_attempt_is_known_after_it(world: World) -> None:

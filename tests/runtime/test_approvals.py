@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.store import steps
+from perdure.store import effects
 from tests.theatre import Theatre
 
 
@@ -287,4 +287,4 @@ async def test_a_try_that_ran_stays_among_the_effects_when_the_next_one_is_denie
         await task.result()
     assert second.id != first.id
     assert [one.try_number for one in house.steps(task, "pay")] == [0, 1]
-    assert [one.step.try_number for one in house.store.read(steps.effects)] == [0]
+    assert [one.step.try_number for one in house.store.read(effects.listing)] == [0]

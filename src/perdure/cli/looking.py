@@ -19,6 +19,7 @@ from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
+from perdure.store import effects as effect_ops
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import because, explain, said, sections
@@ -286,7 +287,7 @@ def _details(question: Question, evidence: Any, now: int) -> str:
 class _Seen:
     """A call, what is known of its outcome, and where it ran."""
 
-    effect: steps.Effect
+    effect: effect_ops.Effect
     outcome: str
     where: str
 
@@ -295,12 +296,12 @@ def _effects(
     tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, judge: Judge
 ) -> tuple[Sequence[_Seen], int]:
     if not in_doubt:
-        found = steps.effects(tx, since_ms=since_ms, after=after, limit=limit)
+        found = effect_ops.listing(tx, since_ms=since_ms, after=after, limit=limit)
         return [_seen(tx, effect, judge) for effect in found], tx.now
     seen: list[_Seen] = []
     # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
     # however many such calls come first, the next page is read until this one is full.
-    while page := steps.open_effects(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
+    while page := effect_ops.open_list(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
         known = (_seen(tx, effect, judge) for effect in page)
         seen += (one for one in known if one.outcome != _RUNNING)
         if len(seen) >= limit or len(page) < max(limit, _PAGE):
@@ -309,7 +310,7 @@ def _effects(
     return seen[:limit], tx.now
 
 
-def _seen(tx: Transaction, effect: steps.Effect, judge: Judge) -> _Seen:
+def _seen(tx: Transaction, effect: effect_ops.Effect, judge: Judge) -> _Seen:
     step = effect.step
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"

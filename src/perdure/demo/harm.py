@@ -12,7 +12,7 @@ from perdure.demo.telling import Teller
 from perdure.demo.worker import SETTINGS
 from perdure.errors import StoreBusy
 from perdure.states import InstanceStatus
-from perdure.store import Store, aio, instances, steps, task_lists
+from perdure.store import Store, aio, effects, instances, task_lists
 from perdure.store.database import Transaction
 
 _LOOK_S = 0.01
@@ -168,7 +168,7 @@ def _held_by(tx: Transaction, pid: int) -> list[str]:
 def _is_inside_a_call(tx: Transaction, pid: int) -> bool:
     """Whether a process may be inside a dangerous call now."""
     held = set(_held_by(tx, pid))
-    return any(one.is_running and one.step.task_id in held for one in steps.open_effects(tx, limit=1000))
+    return any(one.is_running and one.step.task_id in held for one in effects.open_list(tx, limit=1000))
 
 
 def _nothing(_tx: Transaction) -> None:

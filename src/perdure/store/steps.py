@@ -16,7 +16,7 @@ from perdure import codec
 from perdure.errors import Damaged, LeaseLost, NotFound
 from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
-from perdure.model.task import Fence, Task, Usage
+from perdure.model.task import Fence, Usage
 from perdure.store import budgets, events, payloads
 from perdure.store import tasks as task_ops
 from perdure.store.database import Row, Transaction, Value
@@ -198,25 +198,7 @@ def complete(
     first_seq = seq - own_seqs - told - len(notes) + 1
     index = count - own_records - len(notes)
     if begun:
-        row = tx.one(
-            Q.end,
-            task=n,
-            key=step.key,
-            try_number=step.try_number,
-            outcome=outcome_word(result),
-            output=payloads.keep(tx, result.output),
-            ended_seq=first_seq,
-            attempt=attempt,
-            found_out=int(result.is_found_out),
-            prompt_tokens=min(result.usage.prompt_tokens, _INT64_MAX),
-            completion_tokens=min(result.usage.completion_tokens, _INT64_MAX),
-            cost=result.usage.cost,
-        )
-        if row is None:
-            raise LeaseLost(
-                f"the outcome of step {step.key} is on record already; nothing was changed", task_id=fence.task_id
-            )
-        index = row[0]
+        index = _end(tx, fence, n, step, result, attempt=attempt, ended_seq=first_seq)
     else:
         _insert(
             tx,
@@ -276,7 +258,7 @@ def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
     if found != list(wanted):
         missing = sorted(set(wanted) - set(found))
         raise Damaged(f"the trace of task {task_id} is not whole: {len(missing)} records are missing, {missing[:10]}")
-    steps = tuple(_unpacked(tx, Step.from_row(row)) for row in rows)
+    steps = tuple(unpacked(tx, Step.from_row(row)) for row in rows)
     keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id)) if message_count else frozenset[str]()
     return Trace(steps, keys)
 
@@ -284,62 +266,22 @@ def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
 def by_key(tx: Transaction, task_id: str, key: str, try_number: int = 0) -> Step | None:
     """One step with its output unpacked, or None."""
     row = tx.one(Q.by_key, id=task_id, key=key, try_number=try_number)
-    return None if row is None else _unpacked(tx, Step.from_row(row))
+    return None if row is None else unpacked(tx, Step.from_row(row))
 
 
 def listing(tx: Transaction, task_id: str, *, after: int = -1, limit: int = 100) -> list[tuple[Step, Any]]:
     """Records after index `after` with their inputs as recorded, for people to read."""
     rows = tx.all(Q.trace, id=task_id, from_index=after + 1, limit=limit)
     found = [Step.from_row(row) for row in rows]
-    return [(_unpacked(tx, step), payloads.plain(tx, step.payload)) for step in found]
+    return [(unpacked(tx, step), payloads.plain(tx, step.payload)) for step in found]
 
 
 def at_index(tx: Transaction, task_id: str, step_index: int) -> Step:
     """One record by its index, its output unpacked. Raises NotFound."""
     for row in tx.all(Q.trace, id=task_id, from_index=step_index, limit=1):
         if row[1] == step_index:
-            return _unpacked(tx, Step.from_row(row))
+            return unpacked(tx, Step.from_row(row))
     raise NotFound(f"task {task_id} has no record {step_index}; `perdure show` lists them")
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """A call that may have changed the world, with the task it belongs to.
-
-    `place` is where a list goes on after it. `is_running`: a live attempt is inside it now; otherwise, without an
-    outcome, it is in doubt.
-    """
-
-    step: Step
-    agent: str
-    arguments: Any
-    place: tuple[int, int]
-    is_running: bool
-
-
-def effects(tx: Transaction, *, since_ms: int = 0, after: tuple[int, int] = (-1, 0), limit: int = 100) -> list[Effect]:
-    """Calls above low risk since a moment, oldest first, strictly after the place `after`."""
-    rows = tx.all(Q.effects, since=since_ms, after_at=after[0], after_n=after[1], limit=limit)
-    return [_effect(tx, row) for row in rows]
-
-
-def open_effects(
-    tx: Transaction, *, since_ms: int = 0, after: tuple[int, int] = (-1, 0), limit: int = 100
-) -> list[Effect]:
-    """Those of them without an outcome: a live attempt is inside, or nobody knows what became of them."""
-    rows = tx.all(Q.open_effects, since=since_ms, after_at=after[0], after_n=after[1], limit=limit)
-    return [_effect(tx, row) for row in rows]
-
-
-def left_in_doubt(tx: Transaction, task: Task) -> list[tuple[int, str]]:
-    """Index and name of each call without an outcome in a task that has ended."""
-    return [(row[0], row[1]) for row in tx.all(Q.in_doubt, task=task.n, from_index=0)]
-
-
-def _effect(tx: Transaction, row: Row) -> Effect:
-    *columns, agent, n, is_running = row
-    step = _unpacked(tx, Step.from_row(tuple(columns)))
-    return Effect(step, agent, payloads.plain(tx, step.payload), (step.timestamp, n), bool(is_running))
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +401,29 @@ def _insert(
     )
 
 
+def _end(tx: Transaction, fence: Fence, n: int, step: NewStep, result: Result, *, attempt: int, ended_seq: int) -> int:
+    """Write the outcome of a step that was begun; its index. Raises LeaseLost when another one is on record."""
+    row = tx.one(
+        Q.end,
+        task=n,
+        key=step.key,
+        try_number=step.try_number,
+        outcome=outcome_word(result),
+        output=payloads.keep(tx, result.output),
+        ended_seq=ended_seq,
+        attempt=attempt,
+        found_out=int(result.is_found_out),
+        prompt_tokens=min(result.usage.prompt_tokens, _INT64_MAX),
+        completion_tokens=min(result.usage.completion_tokens, _INT64_MAX),
+        cost=result.usage.cost,
+    )
+    if row is None:
+        raise LeaseLost(
+            f"the outcome of step {step.key} is on record already; nothing was changed", task_id=fence.task_id
+        )
+    return int(row[0])
+
+
 def insert_note(tx: Transaction, n: int, one: Note, *, attempt: int, step_index: int, seq: int) -> None:
     """One record that answers no call, under numbers that the caller took."""
     tx.run(
@@ -494,5 +459,6 @@ def insert_notes(tx: Transaction, n: int, notes: Sequence[Note], *, attempt: int
         insert_note(tx, n, one, attempt=attempt, step_index=step_index + offset, seq=seq + offset)
 
 
-def _unpacked(tx: Transaction, step: Step) -> Step:
+def unpacked(tx: Transaction, step: Step) -> Step:
+    """A step as it was read, its output unpacked."""
     return step if step.output is None else structs.replace(step, output=payloads.body(tx, step.output))
