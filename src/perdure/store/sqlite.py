@@ -87,6 +87,7 @@ class SqliteDatabase:
             if self._lock is not None:
                 self._lock.close()
             raise
+        self._cursor = self._connection.cursor()  # the writer's only one: to make one takes as long as a statement
         self._is_soft = False
         self._answers: list[Answer] = []  # of batches that are committed, and not told yet
         self._checkpointer = Checkpointer(self._new_connection, writer=self._connection) if path and not vfs else None
@@ -219,7 +220,7 @@ class SqliteDatabase:
         try:
             # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
             self._set_soft(connection, is_soft=all(isinstance(unit, _Soft) for unit, _ in batch))
-            connection.execute("BEGIN IMMEDIATE")
+            self._cursor.execute("BEGIN IMMEDIATE")
             answers, hinted = self._run_units(connection, batch, now, savepoints=False)
             if answers is None:
                 _roll_back(connection)
@@ -234,7 +235,7 @@ class SqliteDatabase:
             return [(waiter, None, failure) for _, waiter in batch], False
         self._hand_out()
         try:
-            connection.execute("COMMIT")
+            self._cursor.execute("COMMIT")
         except apsw.Error as error:
             return self._commit_failed(connection, batch, error), False
         return answers, hinted
@@ -253,7 +254,7 @@ class SqliteDatabase:
     ) -> tuple[list[Answer] | None, bool]:
         answers: list[Answer] = []
         hinted = False
-        cursor = connection.cursor()
+        cursor = self._cursor
         for unit, waiter in batch:
             before = connection.total_changes()
             if savepoints:
