@@ -91,7 +91,13 @@ async def careful() -> str:
     await perdure.receive("go")
     return "done"
 
-app = perdure.App(agents=[writer, lead, support, failing, waiting, careful])
+@perdure.agent
+async def talker(name: str) -> str:
+    for word in ("dear ", name, ",\\nhel", "lo"):
+        perdure.stream(word)
+    return f"said to {name}"
+
+app = perdure.App(agents=[talker, writer, lead, support, failing, waiting, careful])
 """
 
 
