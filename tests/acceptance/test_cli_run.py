@@ -84,6 +84,22 @@ def test_json_tells_what_is_streamed_an_object_a_line_before_the_last(desk: Desk
     assert last["result"] == "said to ana"
 
 
+@pytest.mark.parametrize("heartbeat_s", ["0.2", "60"])
+def test_a_run_whose_database_is_deleted_says_so_and_does_not_count(desk: Desk, heartbeat_s: str) -> None:
+    """With a heartbeat it ends soon; without one the end of the run tells."""
+    times = {"PERDURE_HEARTBEAT_S": heartbeat_s, "PERDURE_LEASE_S": "180"}
+    with desk.begin("run", "slow", "2", **times) as process:
+        hear(process.stdout, "slow 1")
+        for file in desk.folder.glob("desk.db*"):
+            file.unlink()
+
+        said = finish(process)
+
+    assert said.code == 4
+    assert "its file was deleted or moved away while it was open" in said.err.splitlines()[-1]
+    assert said.out == ("" if heartbeat_s == "0.2" else "slow 2\n")
+
+
 def test_the_same_key_is_the_same_task(desk: Desk) -> None:
     desk.run("run", "writer", "x", "--key", "k")
 
@@ -345,7 +361,7 @@ def test_a_signal_hands_the_task_back_and_another_run_goes_on(desk: Desk, number
 
 def test_a_worker_hands_back_and_another_takes_over(desk: Desk) -> None:
     with desk.begin("worker") as process:
-        hear(process.stderr, " works for careful, failing, lead, support, talker, waiting, writer on ")
+        hear(process.stderr, " works for careful, failing, lead, slow, support, talker, waiting, writer on ")
         asyncio.run(start(desk, "waiting", ["a", "b", "c"]))
         for name in "abc":
             wait_for_effect(desk, f"waiting {name}")
