@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, ParamSpec, TypeVar, overload
@@ -201,8 +201,8 @@ def tool(
             reconcile,
             None if timeout is None else seconds(timeout, "timeout"),
             None if retries is None else _count(retries, "retries"),
-            tuple(ambiguous),
-            (secret,) if isinstance(secret, str) else tuple(secret),
+            _several(ambiguous, "ambiguous", "classes of exceptions"),
+            (secret,) if isinstance(secret, str) else _several(secret, "secret", "names of parameters"),
         )
         _check_tool(definition)
         _tools[id(definition)] = definition
@@ -408,6 +408,12 @@ def _check_budget(budget: object) -> None:
     if budget is not None and not isinstance(budget, Budget):
         shape = "as in perdure.Budget(tokens=100_000)"
         raise BadInput(f"budget is {budget!r}; give a perdure.Budget, {shape}", field="budget")
+
+
+def _several(values: object, name: str, what: str) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence | Set) or isinstance(values, str):
+        raise BadInput(f"{name} is {values!r}; give a list of {what}", field=name)
+    return tuple(values)
 
 
 def _check_tool(definition: ToolDefinition) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import perdure
+import perdure.sync
 from perdure.definitions import (
     AgentCall,
     AgentDefinition,
@@ -213,6 +214,11 @@ def refusals() -> list[tuple[str, Callable[[], object]]]:
         ("retries", lambda: perdure.agent(retries=wrong("3"))(_plain)),
         ("retries", lambda: send.options(retries=2_000)),
         ("ambiguous", lambda: perdure.tool(ambiguous=wrong(("TimeoutError",)))(_plain)),
+        ("ambiguous", lambda: perdure.tool(ambiguous=wrong(TimeoutError))(_plain)),
+        ("secret", lambda: perdure.tool(secret=wrong(5))(_plain)),
+        ("lifespan", lambda: perdure.App(agents=[writer], lifespan=wrong(5))),
+        ("notify", lambda: perdure.App(agents=[writer], notify=wrong("me"))),
+        ("aws", lambda: perdure.sync.gather(wrong([clerk.bind("a")]))),
         ("reconcile", lambda: perdure.tool(reconcile=wrong("find"))(_plain)),
         ("reconcile", lambda: perdure.tool(risk="critical", reconcile=lambda _doubt: None)(_plain)),
         ("secret", lambda: perdure.tool(secret=["api_key"])(_plain)),
