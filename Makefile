@@ -15,13 +15,16 @@ LOCK = $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs lock clean
+.PHONY: help demo dev test check bench docs lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_READY) ## Watch agents being killed and recovered
 	$(BIN)/perdure demo
+
+dev: $(DEV_READY) ## Make .venv ready for work: pytest, ruff, mypy
+	@echo "$(BIN) is ready: $(BIN)/python -m pytest tests/unit"
 
 test: $(DEV_READY) ## Run all tests, with SQLite and PostgreSQL
 	$(BIN)/python -m pytest

@@ -26,7 +26,7 @@ from perdure.cli import app
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 APP = """
-import os, signal
+import asyncio, os, signal
 from pathlib import Path
 import perdure
 
@@ -91,7 +91,20 @@ async def careful() -> str:
     await perdure.receive("go")
     return "done"
 
-app = perdure.App(agents=[writer, lead, support, failing, waiting, careful])
+@perdure.agent
+async def talker(name: str) -> str:
+    for word in ("dear ", name, ",\\nhel", "lo"):
+        perdure.stream(word)
+    return f"said to {name}"
+
+@perdure.agent
+async def slow(n: int) -> int:
+    for at in range(1, n + 1):
+        print(f"slow {at}", flush=True)
+        await asyncio.sleep(1)
+    return n
+
+app = perdure.App(agents=[slow, talker, writer, lead, support, failing, waiting, careful])
 """
 
 

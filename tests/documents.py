@@ -7,6 +7,7 @@
                                                    what it prints, `…` standing for anything
     `$ command  # kill -9 …`                       started, and killed once a call of it is in doubt
     `$ command  # kill -9 … says: TEXT`            started, and killed once it has printed a line that ends in TEXT
+    `$ command  # kill -9 … says twice: TEXT`      the same, with two such lines
     TASK in a command                              the id of the newest task that has no parent
 
 Blocks in other languages are pictures and tables, not promises.
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_KILL = re.compile(r"  # kill -9(?:.* says: (.+)|.*)$")
+_KILL = re.compile(r"  # kill -9(?:.* says( twice)?: (.+)|.*)$")
 _TIMEOUT_S = 60
 
 
@@ -111,7 +112,7 @@ class PageRun:
         kill = _KILL.search(command)
         command = re.sub(r"\bTASK\b", lambda _: self._newest_task(), command.partition("  #")[0].strip())
         if kill:
-            self._run_and_kill(command, says=kill[1])
+            self._run_and_kill(command, says=kill[2], times=2 if kill[1] else 1)
             return
         done = subprocess.run(
             ["bash", "-c", command],
@@ -129,7 +130,7 @@ class PageRun:
             f"line {block.line}: $ {command}\nprinted:\n" + "\n".join(printed) + "\nexpected:\n" + "\n".join(expected)
         )
 
-    def _run_and_kill(self, command: str, *, says: str | None) -> None:
+    def _run_and_kill(self, command: str, *, says: str | None, times: int) -> None:
         output = self.folder / ".killed"
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -143,7 +144,7 @@ class PageRun:
             )
         end = time.monotonic() + _TIMEOUT_S
         try:
-            while not (self._is_inside_a_call() if says is None else _has_said(output, says)):
+            while not (self._is_inside_a_call() if says is None else _has_said(output, says, times)):
                 assert process.poll() is None, f"$ {command} ended before it was to be killed:\n{output.read_text()}"
                 assert time.monotonic() < end, f"$ {command} never came to where it is to be killed"
                 time.sleep(0.02)
@@ -205,8 +206,9 @@ def _line_fits(printed: str, expected: str) -> bool:
     return re.fullmatch(r"\s*" + pattern + r"\s*", printed) is not None
 
 
-def _has_said(output: Path, text: str) -> bool:
-    return any(line.rstrip().endswith(text) for line in output.read_text(encoding="utf-8").splitlines())
+def _has_said(output: Path, text: str, times: int) -> bool:
+    lines = output.read_text(encoding="utf-8").splitlines()
+    return sum(line.rstrip().endswith(text) for line in lines) >= times
 
 
 async def _await(awaitable: object) -> None:

@@ -40,6 +40,9 @@ class App(Client):
         store: Store | None = None,
     ) -> None:
         super().__init__(url, settings=settings, store=store)
+        for name, hook in (("lifespan", lifespan), ("notify", notify)):
+            if hook is not None and not callable(hook):
+                raise BadInput(f"{name} is {hook!r}; give a function", field=name)
         self.agents = registry(agents)
         self._lifespan_of_deps = lifespan
         self._notify = notify

@@ -239,6 +239,9 @@ class Client:
     """
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None, store: Store | None = None) -> None:
+        _check_url(url)
+        if settings is not None and not isinstance(settings, Settings):
+            raise BadInput(f"settings is {settings!r}; give a perdure.Settings", field="settings")
         self._url = url
         self._settings = settings
         self._store = store
@@ -278,6 +281,7 @@ class Client:
         """Take another database, or put settings on top. Raises BadInput when a database is open already."""
         if self._store is not None:
             raise BadInput(f"{self.url} is open already; say this before its first use", field="url")
+        _check_url(url)
         self._url = self._url if url is None else url
         self._settings = (self._settings or config.settings()).override(settings or {})
 
@@ -412,6 +416,11 @@ class Client:
 
     def _handle(self, task_id: str, call: AgentCall) -> TaskHandle[Any]:
         return TaskHandle(self, task_id, returns(call.definition.fn))
+
+
+def _check_url(url: object) -> None:
+    if url is not None and not isinstance(url, str):
+        raise BadInput(f"url is {url!r}; give a file's path or a postgresql:// address, as text", field="url")
 
 
 def _open_questions(tx: Transaction, **filters: Any) -> list[tuple[QuestionRow, Mapping[str, Any]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, ParamSpec, TypeVar, overload
@@ -124,6 +124,9 @@ def agent(
         raise BadInput(f"resume is {resume!r}; give 'auto' or 'ask'", field="resume")
     if drift not in ("ask", "error"):
         raise BadInput(f"drift is {drift!r}; give 'ask' or 'error'", field="drift")
+    _check_text(name, "name")
+    _check_text(version, "version")
+    _check_budget(budget)
 
     def decorate(function: Callable[..., Any]) -> Any:
         _check_function(function, "agent")
@@ -184,6 +187,8 @@ def tool(
     Arguments named in `secret` never reach the store: their text is masked in all that is called or told inside, too.
     """
 
+    _check_text(name, "name")
+
     def decorate(function: Callable[..., Any]) -> Any:
         _check_function(function, "tool")
         definition = ToolDefinition(
@@ -196,8 +201,8 @@ def tool(
             reconcile,
             None if timeout is None else seconds(timeout, "timeout"),
             None if retries is None else _count(retries, "retries"),
-            tuple(ambiguous),
-            (secret,) if isinstance(secret, str) else tuple(secret),
+            _several(ambiguous, "ambiguous", "classes of exceptions"),
+            (secret,) if isinstance(secret, str) else _several(secret, "secret", "names of parameters"),
         )
         _check_tool(definition)
         _tools[id(definition)] = definition
@@ -288,8 +293,7 @@ def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
             deadline = seconds(deadline, "deadline")
         if isinstance(deadline, datetime):
             instant_ms(deadline, "deadline")
-        if budget is not None and not isinstance(budget, Budget):
-            raise BadInput(f"budget is {budget!r}; give a perdure.Budget", field="budget")
+        _check_budget(budget)
         if tags is not None and not isinstance(tags, Mapping):
             raise BadInput(f"tags is {tags!r}; give a mapping of names to texts", field="tags")
         return _wrap_agent(
@@ -307,6 +311,7 @@ def _wrap_agent(definition: AgentDefinition, options: AgentOptions) -> Any:
             ),
         )
 
+    with_options.__qualname__ = f"{definition.name}.options"  # For Python's own message about an unknown option.
     wrapped.bind, wrapped.options = bind, with_options
     setattr(wrapped, MARK, definition)
     return wrapped
@@ -359,6 +364,7 @@ def _wrap_tool(definition: ToolDefinition, options: CallOptions) -> Any:
             ),
         )
 
+    with_options.__qualname__ = f"{definition.name}.options"  # For Python's own message about an unknown option.
     wrapped.bind, wrapped.options = bind, with_options
     setattr(wrapped, MARK, definition)
     return wrapped
@@ -386,11 +392,28 @@ def _check_function(fn: object, what: str) -> None:
     if definition_of(fn) is not None:
         raise BadInput(f"{called(fn)} is decorated already; decorate the plain function", field="fn")
     if not inspect.isfunction(fn) and not inspect.ismethod(fn):
-        raise BadInput(
-            f"@{what} decorates functions, not {type(fn).__name__}: frameworks inspect what it gives back", field="fn"
-        )
+        named = f"; to name it write @{what}(name={fn!r}) above its def" if isinstance(fn, str) else ""
+        wrapped = f"; write one that calls it: @{what} above `async def …`" if callable(fn) else ""
+        raise BadInput(f"@{what} decorates functions, and {fn!r} is none{named or wrapped}", field="fn")
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise BadInput(f"{fn.__name__} is a generator; an {what} returns one value", field="fn")
+
+
+def _check_text(value: object, name: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise BadInput(f"{name} is {value!r}; give a text", field=name)
+
+
+def _check_budget(budget: object) -> None:
+    if budget is not None and not isinstance(budget, Budget):
+        shape = "as in perdure.Budget(tokens=100_000)"
+        raise BadInput(f"budget is {budget!r}; give a perdure.Budget, {shape}", field="budget")
+
+
+def _several(values: object, name: str, what: str) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence | Set) or isinstance(values, str):
+        raise BadInput(f"{name} is {values!r}; give a list of {what}", field=name)
+    return tuple(values)
 
 
 def _check_tool(definition: ToolDefinition) -> None:

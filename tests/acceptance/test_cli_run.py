@@ -64,6 +64,42 @@ def test_json_tells_everything_about_the_task(desk: Desk) -> None:
     assert told["tool_calls"] == 2
 
 
+def test_a_terminal_shows_what_is_streamed_and_then_the_result(desk: Desk) -> None:
+    shown = desk.on_terminal("run", "talker", "ana")
+
+    assert shown.splitlines() == ["dear ana,", "hello", "said to ana"]
+
+
+def test_what_is_streamed_does_not_go_into_a_file(desk: Desk) -> None:
+    assert desk.run("run", "talker", "ana") == Said(0, "said to ana\n", "")
+
+
+def test_json_tells_what_is_streamed_an_object_a_line_before_the_last(desk: Desk) -> None:
+    *told, last = map(json.loads, desk.run("run", "talker", "ana", "--json").out.splitlines())
+
+    assert [(one["event"], one["text"]) for one in told] == [
+        ("ai_streaming", text) for text in ("dear ", "ana", ",\nhel", "lo")
+    ]
+    assert {one["task"] for one in told} == {last["id"]}
+    assert last["result"] == "said to ana"
+
+
+@pytest.mark.parametrize("heartbeat_s", ["0.2", "60"])
+def test_a_run_whose_database_is_deleted_says_so_and_does_not_count(desk: Desk, heartbeat_s: str) -> None:
+    """With a heartbeat it ends soon; without one the end of the run tells."""
+    times = {"PERDURE_HEARTBEAT_S": heartbeat_s, "PERDURE_LEASE_S": "180"}
+    with desk.begin("run", "slow", "2", **times) as process:
+        hear(process.stdout, "slow 1")
+        for file in desk.folder.glob("desk.db*"):
+            file.unlink()
+
+        said = finish(process)
+
+    assert said.code == 4
+    assert "its file was deleted or moved away while it was open" in said.err.splitlines()[-1]
+    assert said.out == ("" if heartbeat_s == "0.2" else "slow 2\n")
+
+
 def test_the_same_key_is_the_same_task(desk: Desk) -> None:
     desk.run("run", "writer", "x", "--key", "k")
 
@@ -325,7 +361,7 @@ def test_a_signal_hands_the_task_back_and_another_run_goes_on(desk: Desk, number
 
 def test_a_worker_hands_back_and_another_takes_over(desk: Desk) -> None:
     with desk.begin("worker") as process:
-        hear(process.stderr, " works for careful, failing, lead, support, waiting, writer on ")
+        hear(process.stderr, " works for careful, failing, lead, slow, support, talker, waiting, writer on ")
         asyncio.run(start(desk, "waiting", ["a", "b", "c"]))
         for name in "abc":
             wait_for_effect(desk, f"waiting {name}")

@@ -78,6 +78,14 @@ def test_a_command_is_killed_once_it_says_so(tmp_path: Path) -> None:
     assert (tmp_path / ".killed").read_text() == "at 1\n"
 
 
+def test_a_command_is_killed_once_it_has_said_so_twice(tmp_path: Path) -> None:
+    block = Block("console", "$ sh -c 'echo at; echo at; sleep 60; echo end'  # kill -9 it once it says twice: at\n", 1)
+
+    PageRun(tmp_path).run(block)
+
+    assert (tmp_path / ".killed").read_text() == "at\nat\n"
+
+
 def test_blocks_of_a_page_share_names_and_find_its_files(tmp_path: Path) -> None:
     run = PageRun(tmp_path)
 

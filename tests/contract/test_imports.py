@@ -170,6 +170,27 @@ def test_a_longer_copy_adds_its_rest_and_then_equals_one_that_was_read_at_once(w
     assert world.store.read(health.broken) == []
 
 
+@pytest.mark.parametrize("damaged", range(len(LONG)))
+def test_a_whole_copy_adds_what_a_damaged_line_held_and_nothing_twice(world: World, damaged: int) -> None:
+    lines = to_lines(LONG)
+    broken = read_claude_code([*lines[:damaged], b'{"type": "us\n', *lines[damaged + 1 :]], path="log")
+    (before,) = add_all(world, broken)
+    assert [one.where for one in broken.unused] == [f"line {damaged + 1}"]
+
+    (after,) = add_all(world, recorded(LONG))
+
+    task = world.task(before.task_id)
+    assert (after.task_id, after.is_new) == (before.task_id, False)
+    assert (before.calls + after.calls, before.results + after.results) == (2, 2)
+    assert (task.message_count, task.tool_calls) == (5, 2)
+    texts = ["what is in it?", "I look.", "alpha", "no such file", "Only alpha."]
+    assert sorted(str(one[1]) for one in transcript(world, task.id)) == sorted(texts)
+    assert sorted(str(step.outcome) for step, _ in calls(world, task.id)) == ["completed", "failed"]
+    assert world.store.read(health.broken) == []
+    again = world.unchanged_by(add_all, world, recorded(LONG))
+    assert isinstance(again, list)
+
+
 def test_an_older_copy_changes_nothing(world: World) -> None:
     add_all(world, recorded(LONG))
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,47 @@ def _fill(filler: Path) -> None:
                 file.write(bytes(4096))
         except OSError:
             return  # Full, as it should be.
+
+
+def take_away(path: Path) -> None:
+    for one in path.parent.glob(f"{path.name}*"):
+        one.unlink()
+
+
+def replace(path: Path) -> None:
+    take_away(path)
+    open_store(str(path)).close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        (take_away, "its file was deleted or moved away while it was open"),
+        (replace, "its file was replaced by another file while it was open"),
+        (lambda path: shutil.rmtree(path.parent), "its file was deleted or moved away"),
+    ],
+)
+def test_a_store_whose_file_was_taken_away_closes_itself_once_it_is_asked(
+    tmp_path: Path, harm: Callable[[Path], None], what: str
+) -> None:
+    path = tmp_path / "folder" / "gone.db"
+    with open_store(str(path)) as store:
+        store.call(put, "a")
+        store.database.check_place()
+        harm(path)
+
+        with pytest.raises(StoreClosed, match=what):
+            store.database.check_place()
+        with pytest.raises(StoreClosed, match=what):
+            store.call(put, "b")
+        with pytest.raises(StoreClosed, match=what):
+            store.read(keys)
+
+
+def test_a_store_in_memory_has_no_place_to_lose() -> None:
+    with open_store("memory:") as store:
+        store.database.check_place()
+        store.call(put, "a")
 
 
 def test_a_file_that_is_made_ours_between_two_looks_is_no_strangers(tmp_path: Path) -> None:

@@ -222,6 +222,24 @@ async def test_a_call_that_a_crash_makes_twice_is_found() -> None:
         await world().crash_everywhere(renames)
 
 
+async def test_what_a_killed_worker_was_streaming_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    async def llm() -> str:
+        for number in range(5):
+            perdure.stream(f"word {number}")
+            await asyncio.sleep(0.3)
+        return "said"
+
+    @perdure.agent
+    async def talks() -> str:
+        await look_up("o")
+        return await perdure.model(llm)
+
+    plays = await world().crash_everywhere(talks)
+
+    assert {play.result for play in plays} == {"said"}
+    assert caplog.messages == []
+
+
 async def test_a_stand_in_that_never_returned_did_not_happen() -> None:
     effects = []
 

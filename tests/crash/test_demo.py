@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -40,6 +41,41 @@ def test_the_scenario_survives_kills_and_a_zombie(capsys: pytest.CaptureFixture[
     assert counts["resumed"] > 0
     assert counts["asked"] == counts["answered"]
     assert list(counts) == ("tasks steps kills zombies resumed asked answered lost twice stuck unequal seconds".split())
+
+
+def test_a_small_recording_is_told_in_few_and_short_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = {"id": "c1", "function": {"name": "send_mail", "arguments": json.dumps({"text": "long\n" * 400})}}
+    run = {
+        "task_id": 3,
+        "trial": 0,
+        "traj": [
+            {"role": "user", "content": "Tell them."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "name": "send_mail", "content": "sent"},
+            {"role": "assistant", "content": "Done."},
+        ],
+    }
+    source = tmp_path / "results.json"
+    source.write_text(json.dumps([run]))
+
+    assert run_demo(sources=[source], kills=2, zombies=1, seed=1) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "perdure demo: 1 recorded run; 2 worker processes, seed 1"
+    assert sum(" again " in line and "once more" in line for line in lines) == 1
+    happened = [line for line in lines if re.match(r" *[0-9.]+ s  ", line)]
+    assert max(map(len, happened)) < 200
+    assert any(
+        re.search(r"\d+ tasks \(\d+ of them played again\), resumed \d+ times?; 0 stuck", line) for line in lines
+    )
+
+
+def test_the_first_line_counts_subagents_as_the_last_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(kills=0, seed=1) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "12 runs of an invented refund desk" in lines[0] and "with their subagents 20 tasks;" in lines[0]
+    assert any("20 tasks, resumed 0 times; 0 stuck, 0 other than recorded" in line for line in lines)
 
 
 @requires_data

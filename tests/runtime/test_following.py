@@ -82,6 +82,7 @@ async def test_every_word_of_a_stream_is_told_once_and_before_the_end(
     assert texts(told) == TEXTS * 2
     assert [one.seq for one in told if one.is_structural] == list(range(1, house.row(task).event_seq + 1))
     assert told[-1].kind == "task_completed"
+    assert {type(one.kind) for one in told} == {str}
 
 
 async def test_a_follower_beside_the_worker_hears_each_word_at_once_and_in_its_place(house: Theatre) -> None:

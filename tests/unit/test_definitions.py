@@ -8,11 +8,13 @@ import gc
 import inspect
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
+import perdure.sync
 from perdure.definitions import (
     AgentCall,
     AgentDefinition,
@@ -212,6 +214,11 @@ def refusals() -> list[tuple[str, Callable[[], object]]]:
         ("retries", lambda: perdure.agent(retries=wrong("3"))(_plain)),
         ("retries", lambda: send.options(retries=2_000)),
         ("ambiguous", lambda: perdure.tool(ambiguous=wrong(("TimeoutError",)))(_plain)),
+        ("ambiguous", lambda: perdure.tool(ambiguous=wrong(TimeoutError))(_plain)),
+        ("secret", lambda: perdure.tool(secret=wrong(5))(_plain)),
+        ("lifespan", lambda: perdure.App(agents=[writer], lifespan=wrong(5))),
+        ("notify", lambda: perdure.App(agents=[writer], notify=wrong("me"))),
+        ("aws", lambda: perdure.sync.gather(wrong([clerk.bind("a")]))),
         ("reconcile", lambda: perdure.tool(reconcile=wrong("find"))(_plain)),
         ("reconcile", lambda: perdure.tool(risk="critical", reconcile=lambda _doubt: None)(_plain)),
         ("secret", lambda: perdure.tool(secret=["api_key"])(_plain)),
@@ -223,6 +230,17 @@ def refusals() -> list[tuple[str, Callable[[], object]]]:
         ("deadline", lambda: writer.options(deadline=wrong("soon"))),
         ("delay", lambda: writer.options(delay=1e12)),
         ("priority", lambda: writer.options(priority=10)),
+        ("budget", lambda: perdure.agent(budget=wrong({"tokens": 5}))(_plain)),
+        ("budget", lambda: perdure.agent(budget=wrong(5))),
+        ("version", lambda: perdure.agent(version=wrong(2))),
+        ("name", lambda: perdure.agent(name=wrong(2))),
+        ("name", lambda: perdure.tool(name=wrong(2))),
+        ("url", lambda: perdure.App(wrong(42), agents=[writer])),
+        ("url", lambda: perdure.App(agents=[writer]).use(wrong(Path("x.db")))),
+        ("agents", lambda: perdure.App(agents=wrong(3))),
+        ("agents", lambda: perdure.App(agents=wrong(writer))),
+        ("agents", lambda: perdure.App(agents=wrong("writer"))),
+        ("settings", lambda: perdure.App(agents=[writer], settings=wrong({"lease_s": 5}))),
         ("fn", lambda: perdure.tool(functools.partial(send, "a"))),
         ("fn", lambda: perdure.agent(len)),
         ("fn", lambda: perdure.tool(_generate)),
@@ -243,6 +261,44 @@ def test_a_bad_value_is_refused_with_its_name(field: str, attempt: Callable[[], 
         attempt()
 
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("attempt", "text"),
+    [
+        (lambda: perdure.tool(wrong("search")), "to name it write @tool(name='search') above its def"),
+        (lambda: perdure.agent(len), "write one that calls it: @agent above `async def …`"),
+        (lambda: perdure.agent(budget=wrong(5)), "budget is 5; give a perdure.Budget"),
+    ],
+)
+def test_a_refusal_says_what_to_write(attempt: Callable[[], object], text: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        attempt()
+
+    assert text in str(refused.value)
+
+
+def test_an_unknown_option_is_told_by_the_name_of_what_it_was_given_to() -> None:
+    with pytest.raises(TypeError, match=r"^writer\.options\(\) got an unexpected keyword argument 'ky'"):
+        wrong(writer).options(ky=1)
+    with pytest.raises(TypeError, match=r"^send\.options\(\) got an unexpected keyword argument 'ky'"):
+        wrong(send).options(ky=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([writer.bind("a")], "write gather(*calls)"),
+        (writer, "writer is a function: give writer(…)"),
+        ("writer", "'writer' is none: give f(…) or f.bind(…)"),
+    ],
+)
+async def test_gather_says_how_it_is_called(given: object, text: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        await perdure.gather(wrong(given))
+
+    assert text in str(refused.value)
+    assert refused.value.field == "aws"
 
 
 # -- arguments ---------------------------------------------------------------------------------------

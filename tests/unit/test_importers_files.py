@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import BadInput
-from perdure.importers import FORMATS, Format, MessageEntry, Recording, read_runs
+from perdure.importers import FORMATS, Format, MessageEntry, Recording, Unused, read_runs
 from tests.claude_lines import call, prompt, reply, text, to_bytes
 
 
@@ -71,25 +71,33 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -
     assert refusal.value.field == "path"
 
 
-@pytest.mark.parametrize(
-    ("second_line", "message"),
-    [
-        (b'{"type": "user", \n', "line 2, column 18: not JSON"),
-        (b'{"type": "us\xff"}\n', "line 2: not UTF-8 at byte 13"),
-        (b'{"type": "user", "type": "system"}\n', "line 2: the key 'type' stands twice in one object"),
-        (b'{"type": "user", "cost": NaN}\n', "line 2: NaN is not JSON"),
-        (b'{"deep": ' + b"[" * 129 + b"]" * 129 + b"}\n", "line 2: nested deeper than 128 levels"),
-        (b"[" * 200_000 + b"\n", "line 2: nested deeper than 128 levels"),
-    ],
-)
-def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, second_line: bytes, message: str) -> None:
-    path = write(tmp_path, to_bytes([prompt("u1")]) + second_line + to_bytes([prompt("u2")]))
+DAMAGED = [
+    (b'{"type": "user", \n', "damaged: not JSON (Expecting property name enclosed in double quotes)"),
+    (b'{"type": "us\xff"}\n', "damaged: not UTF-8"),
+    (b'{"type": "user", "type": "system"}\n', "damaged: the key 'type' stands twice in one object"),
+    (b'{"type": "user", "cost": NaN}\n', "damaged: NaN is not JSON"),
+    (b'{"deep": ' + b"[" * 129 + b"]" * 129 + b"}\n", "damaged: nested deeper than 128 levels"),
+    (b'{"deep": ' + b"[" * 200_000 + b"\n", "damaged: nested deeper than 128 levels"),
+]
 
-    with pytest.raises(BadInput) as refusal:
-        read_runs(path)
 
-    assert message in str(refusal.value)
-    assert refusal.value.field == "line 2"
+@pytest.mark.parametrize(("damaged", "reason"), DAMAGED)
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damaged: bytes, reason: str, before: int) -> None:
+    whole = [to_bytes([prompt("u1")]), to_bytes([prompt("u2")])]
+    path = write(tmp_path, b"".join([*whole[:before], damaged, *whole[before:]]))
+
+    recording = read_runs(path)
+
+    assert [entry.source_id for entry in recording.runs[0].entries] == ["u1", "u2"]
+    assert recording.unused == (Unused(f"line {before + 1}", reason, 1),)
+    assert (recording.used_count, recording.record_count) == (2, 3)
+
+
+def test_lines_with_the_same_damage_are_told_together(tmp_path: Path) -> None:
+    path = write(tmp_path, to_bytes([prompt("u1")]) + b'{"type": \n{"type": "user", "text":\n')
+
+    assert [(one.where, one.count) for one in read_runs(path).unused] == [("lines 2-3", 2)]
 
 
 def test_nesting_up_to_the_limit_is_read(tmp_path: Path) -> None:

@@ -88,6 +88,32 @@ async def test_an_unanswered_question_ends_the_play_and_is_named() -> None:
         _ = played.result
 
 
+@pytest.mark.parametrize("deadline_s", [1, 600])
+async def test_an_unanswered_question_ends_the_play_before_the_deadline_would(deadline_s: float) -> None:
+    @perdure.agent(deadline=deadline_s)
+    async def hurried() -> list[object]:
+        return await perdure.gather(perdure.ask("Entitled?", type=bool), perdure.sleep(3600))
+
+    @perdure.agent
+    async def lead() -> list[object]:
+        return await hurried()
+
+    for agent in (hurried, lead):
+        played = await World(answers={"entilted": True}).play(agent)
+
+        assert (played.status, played.questions) == ("waiting", ("Entitled?",))
+        with pytest.raises(AssertionError, match=r"waits for: Entitled\? \(World\(answers=…\) has none that fits\)"):
+            _ = played.result
+
+
+async def test_a_question_left_to_nobody_lets_the_deadline_come() -> None:
+    @perdure.agent(deadline=600)
+    async def hurried() -> bool:
+        return await perdure.ask("Entitled?", type=bool)
+
+    assert (await World(answers={"entitled": NOBODY}).play(hurried)).status == "timed_out"
+
+
 async def test_a_question_that_nobody_answers_expires() -> None:
     @perdure.agent
     async def patient() -> str:

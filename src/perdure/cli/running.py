@@ -17,8 +17,9 @@ from perdure.app import App
 from perdure.cli import screen
 from perdure.cli.arguments import read_arguments
 from perdure.cli.opening import load_agent, load_app
-from perdure.cli.options import AppName, Db, Json
+from perdure.cli.options import AppName, Db
 from perdure.cli.shapes import error_shape, plain_body, question_shape, task_shape
+from perdure.cli.streaming import streamed
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
 from perdure.errors import BadInput
 from perdure.model.question import Question
@@ -54,9 +55,11 @@ def run(
     timeout: Annotated[float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait so long.")] = None,
     db: Db = None,
     app: AppName = None,
-    as_json: Json = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; before it one a line for each text streamed.")
+    ] = False,
 ) -> None:
-    """Run an agent as a task, here, and print its result.
+    """Run an agent as a task, here, and print its result; on a terminal also what it streams, as it comes.
 
     The same line again joins the newest open task of this agent with these arguments, or resumes it after a crash.
     Exit code 1 when the task failed or only a person is waited for; what to answer is printed then.
@@ -112,10 +115,11 @@ async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | No
         if is_known:
             age = phrases.duration(app.store.clock.now_ms() - task.created_at)
             screen.note(f"joins {task.agent} {tail(task.id)}, admitted {age} ago")
-        news = News(flags=app.flags)
+        news = News(flags=app.flags, say=screen.note)
         news.about(task.root_session_id)
         stopped = asyncio.Event()
         async with (
+            streamed(app, task, as_json=as_json),
             app.worker(on_event=news.hear) as worker,
             beside(news.run()),
             _signals(stopped.set) as caught,

@@ -42,6 +42,12 @@ class Advance(Protocol):
     def __call__(self, label: str, steps: int = 1) -> None: ...
 
 
+class _Line:
+    """Whether the cursor stands behind a piece of text: what is printed next begins a line of its own."""
+
+    is_open = False
+
+
 def put(text: str = "") -> None:
     """Print a line (or several) on standard output."""
     _write(sys.stdout, text)
@@ -52,12 +58,22 @@ def note(text: str) -> None:
     _write(sys.stderr, text)
 
 
+def put_piece(text: str) -> None:
+    """Print a piece of text beside the result as it comes; the next piece goes on behind it."""
+    piece = phrases.safe(text)
+    sys.stderr.write(piece)
+    sys.stderr.flush()
+    if piece:
+        _Line.is_open = not piece.endswith("\n")
+
+
 def put_result(value: Json) -> None:
     """Print a task's result: text as it is, all else as JSON. Only a terminal is protected from what stands in it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if sys.stdout.isatty():
         put(text)
     else:
+        _end_piece()
         sys.stdout.write(text + "\n")
 
 
@@ -129,7 +145,15 @@ def _put_text(console: Console, text: Text) -> None:
         sys.stdout.write(text.plain.rstrip() + "\n")
 
 
+def _end_piece() -> None:
+    if _Line.is_open:
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+        _Line.is_open = False
+
+
 def _write(stream: TextIO, text: str) -> None:
+    _end_piece()
     stream.write(phrases.safe(text) + "\n")
     stream.flush()
 

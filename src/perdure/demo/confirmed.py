@@ -92,6 +92,10 @@ class WatchedDatabase:
         """As the database behind it does."""
         return self._inner.listen(wake)
 
+    def check_place(self) -> None:
+        """As the database behind it does."""
+        self._inner.check_place()
+
     def close(self) -> None:
         """As the database behind it does."""
         self._inner.close()

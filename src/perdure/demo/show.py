@@ -83,8 +83,12 @@ def plan_for(played: Sequence[Script], *, kills: int, workers: int, seed: int, c
         below = (known[call.child] for call in script.calls if call.child is not None)
         return script.step_count + sum(steps_of(child) for child in below)
 
+    def tasks_of(script: Script) -> int:
+        return 1 + sum(tasks_of(known[call.child]) for call in script.calls if call.child is not None)
+
     return Plan(
         runs={script.id: steps_of(script) for script in played if script.id not in children},
+        tasks=sum(tasks_of(script) for script in played if script.id not in children),
         copies=copies,
         kills=kills,
         zombies=zombies,
@@ -103,10 +107,13 @@ def _refuse_used(store: Store) -> None:
 
 def _introduce(teller: Teller, plan: Plan, store: Store, folder: Path, *, own: bool) -> None:
     defaults = Settings()
-    what = "tasks of an invented refund desk, travel agency and research team" if own else "recorded runs"
+    played = phrases.count(len(plan.runs), "run" if own else "recorded run")
+    whose = " of an invented refund desk, travel agency and research team" if own else ""
+    below = f", with their subagents {plan.tasks:,} tasks" if plan.tasks > len(plan.runs) else ""
+    copies = f", each played {plan.copies} times" if plan.copies > 1 else ""
     workers = phrases.count(plan.workers, "worker process", "worker processes")
     teller.head(
-        f"perdure demo: {len(plan.runs)} {what}, {workers}, seed {plan.seed}",
+        f"perdure demo: {played}{whose}{below}{copies}; {workers}, seed {plan.seed}",
         _disturbance(plan),
         "Tools that change the world write into a ledger outside the database. Whether a call that was cut off has",
         "happened, no machine can know: a person is asked, and here answers by that ledger.",
@@ -129,11 +136,13 @@ def _conclude(teller: Teller, trial: Trial, verdict: Verdict, url: str) -> None:
     faults = (*verdict.lost, *verdict.twice, *verdict.stuck, *verdict.unequal)
     for fault in faults[:_SHOWN_FAULTS]:
         teller.say("fault", fault)
-    written = f"{verdict.confirmed} writes were confirmed, {len(verdict.lost)} of them are not in the database"
-    done = f"{verdict.effects} effects are in the ledger, {len(verdict.twice)} of them twice"
-    asked = f"{verdict.asked} times a person was asked"
-    left = f"{verdict.tasks} tasks were resumed {verdict.resumed} times, {len(verdict.stuck)} are stuck"
-    differ = f"{len(verdict.unequal)} differ from what was recorded"
+    written = f"{phrases.count(verdict.confirmed, 'confirmed write')}, {len(verdict.lost)} of them not in the database"
+    done = f"{phrases.count(verdict.effects, 'effect')} in the ledger, {len(verdict.twice)} of them twice"
+    asked = f"a person was asked {phrases.count(verdict.asked, 'time')}"
+    again = verdict.tasks - trial.plan.tasks * trial.plan.copies
+    played = phrases.count(verdict.tasks, "task") + (f" ({again:,} of them played again)" if again > 0 else "")
+    left = f"{played}, resumed {phrases.count(verdict.resumed, 'time')}; {len(verdict.stuck)} stuck"
+    differ = f"{len(verdict.unequal)} other than recorded"
     teller.promises(
         (
             ("Nothing acknowledged is lost", written, not verdict.lost),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from perdure import phrases
 from perdure.client import Client
 from perdure.demo.crew import Crew, Member
 from perdure.demo.harm import Harm, Moments
@@ -33,6 +34,7 @@ from perdure.store import Store, aio, task_lists
 _LOOK_S = 0.01
 _ANSWER_S = 0.1
 _TELL_S = 0.25
+_ASKED_CHARACTERS = 160
 _ADMITTED_AT_ONCE = 100
 _AGAIN = SETTINGS.permits  # runs for each worker that are played again
 # Kills and stops happen before this share of the work is done, so that there is work left to recover.
@@ -43,9 +45,13 @@ _MAX_ENDED = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a trial does: which runs are played, with how many steps each puts on record, its children's among them."""
+    """What a trial does: which runs are played, with how many steps each puts on record, its children's among them.
+
+    `tasks` are those of one round: a run is one, and each of its children.
+    """
 
     runs: Mapping[str, int]
+    tasks: int
     copies: int
     kills: int
     zombies: int
@@ -71,7 +77,8 @@ class Trial:
     _steps_due: int = 0
     _steps_done: int = 0
     _ended_by_themselves: int = 0
-    _recovered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _rounds_again: int = 0
+    _recovered: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
         random = Random(self.plan.seed)
@@ -155,8 +162,7 @@ class Trial:
                 with suppress(StoreBusy):
                     await self._admit(again)
                     self._spread()
-                    left = f"{self.kills.left} kills and {self.zombies.left} stops are to come"
-                    self.teller.say("again", f"{len(again)} runs are played once more, for {left}")
+                    self._tell_again(len(again))
 
     async def _follow(self) -> None:
         """Follow the ledger of what was confirmed: how far the work has come."""
@@ -181,7 +187,7 @@ class Trial:
     async def _answer(self) -> None:
         while True:
             for question, said in await self._person.answer_all():
-                self.teller.say("asks", f"{question.id} {question.text}")
+                self.teller.say("asks", f"{question.id} {phrases.one_line(question.text, limit=_ASKED_CHARACTERS)}")
                 self.teller.say("answered", f"{question.id} {said}")
             await asyncio.sleep(_ANSWER_S)
 
@@ -200,7 +206,7 @@ class Trial:
             case "ready":
                 self.teller.say("started", str(member))
             case "recovered":
-                self._recovered[str(member), str(facts["verdict"])] += 1
+                self._recovered[str(member), str(facts["verdict"])].add(str(facts["task"]))
             case "gone" if not member.is_ended and facts["code"] == -signal.SIGKILL:
                 self.teller.say("ended", f"{member} was silent for a lease, so another worker has ended it")
             case "gone" if not member.is_ended and facts["code"] != 0:
@@ -209,10 +215,17 @@ class Trial:
             case _:
                 return
 
+    def _tell_again(self, runs: int) -> None:
+        """Say once that runs are played again; that it goes on is seen by the progress, and told at the end."""
+        self._rounds_again += 1
+        if self._rounds_again == 1:
+            left = f"{phrases.count(self.kills.left, 'kill')} and {phrases.count(self.zombies.left, 'stop')}"
+            self.teller.say("again", f"{phrases.count(runs, 'run')} once more, as often as it takes for {left}")
+
     def _tell_recovered(self) -> None:
         for member in sorted({name for name, _ in self._recovered}):
-            resumed = self._recovered.pop((member, str(Verdict.AUTO_RESUME)), 0)
-            asking = sum(self._recovered.pop((member, str(verdict)), 0) for verdict in Verdict)
-            parts = [f"{resumed} go on from their records"] if resumed else []
-            parts += [f"{asking} wait for an answer"] if asking else []
+            resumed = len(self._recovered.pop((member, str(Verdict.AUTO_RESUME)), ()))
+            asking = len(set[str]().union(*(self._recovered.pop((member, str(one)), ()) for one in Verdict)))
+            parts = [f"{resumed} {'goes' if resumed == 1 else 'go'} on from the record"] if resumed else []
+            parts += [f"{asking} {'waits' if asking == 1 else 'wait'} for an answer"] if asking else []
             self.teller.say("recovered", f"tasks of dead workers: {', '.join(parts)} (found by {member})")

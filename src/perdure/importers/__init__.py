@@ -57,6 +57,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_ARRAY_BYTES = 512 * 1024 * 1024
 """A JSON array has to be held in memory as a whole; lines are read one by one, so a log may be of any size."""
 
+_DAMAGED_AT_START = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SUPPORTED = "supported: " + ", ".join(FORMATS)
 
@@ -65,8 +66,8 @@ def read_runs(path: str | os.PathLike[str]) -> Recording:
     """Read every run that a file of recorded runs holds. The file is read once and not changed.
 
     Raises:
-        BadInput: the file cannot be read, is empty, is of no known format, or is damaged elsewhere than in a last
-            line that is still being written. The message names the line.
+        BadInput: the file cannot be read, is empty, is of no known format, or is a damaged array. The message names
+            the line. Of a log, damaged lines are left out and told in `unused`.
     """
     name = os.fspath(path)
     try:
@@ -81,22 +82,28 @@ def read_runs(path: str | os.PathLike[str]) -> Recording:
 def _read_stream(stream: BinaryIO, *, path: str) -> Recording:
     lines = _read_lines(stream)
     head: list[bytes] = []
+    refused: BadInput | None = None
     for line in lines:
         head.append(line)
-        if line.strip():
+        if not line.strip():
+            continue
+        if refused is None and line.lstrip().startswith(b"["):
+            return _read_array(head, stream, path=path)
+        try:
+            first = parse_line(line, number=len(head)).value
+        except BadInput as error:  # Of a log that was cut at its start the first line is damaged.
+            refused = refused or error
+            if len(head) < _DAMAGED_AT_START:
+                continue
             break
-    else:
+        if looks_like_claude_code(first):
+            return read_claude_code(chain(head, lines), path=path)
+        if refused is None:
+            raise BadInput(f"unknown format; {_SUPPORTED}. Seen: {_describe(first)}", field="path")
+    if refused is None:
         raise BadInput("the file is empty", field="path")
-    if head[-1].lstrip().startswith(b"["):
-        return _read_array(head, stream, path=path)
-    try:
-        first = parse_line(head[-1], number=len(head)).value
-    except BadInput as error:
-        seen = _describe_text(b"".join(head) + stream.read(MAX_LINE_BYTES))
-        raise BadInput(f"unknown format; {_SUPPORTED}. Seen: {seen}", field="path") from error
-    if not looks_like_claude_code(first):
-        raise BadInput(f"unknown format; {_SUPPORTED}. Seen: {_describe(first)}", field="path")
-    return read_claude_code(chain(head, lines), path=path)
+    seen = _describe_text(b"".join(head) + stream.read(MAX_LINE_BYTES))
+    raise BadInput(f"unknown format; {_SUPPORTED}. Seen: {seen}", field="path") from refused
 
 
 def _read_array(head: list[bytes], stream: BinaryIO, *, path: str) -> Recording:

@@ -8,6 +8,9 @@ their own), or only its result is there.
 Every step depends on the lines before it alone, so a shorter copy of a log gives a prefix of the longer one's runs
 and entries. Lines are kept in the order of the file: `parentUuid` makes a tree, and where a person went back and
 asked anew both branches are kept. Not kept: the signatures of reasoning, which are the provider's own state.
+
+A line that is damaged (a log that was cut off and continued has one) is left out and named; the lines around it are
+used. A later copy in which it is whole adds what it holds.
 """
 
 from __future__ import annotations
@@ -33,11 +36,7 @@ def looks_like_claude_code(record: Json) -> bool:
 
 
 def read_claude_code(lines: Iterable[bytes], *, path: str) -> Recording:
-    """Turn the lines of a log, each with its line end, into runs. Every line is counted as used or unused.
-
-    Raises:
-        BadInput: a line that is not UTF-8 or not JSON; only the last one may be cut off.
-    """
+    """Turn the lines of a log, each with its line end, into runs. Every line is counted as used or unused."""
     tally = Tally()
     log = Log(tally)
     for number, raw in enumerate(lines, 1):
@@ -47,15 +46,25 @@ def read_claude_code(lines: Iterable[bytes], *, path: str) -> Recording:
         try:
             parsed = parse_line(raw, number=number)
         except BadInput as error:
-            is_broken_text = isinstance(error.__cause__, (UnicodeDecodeError, json.JSONDecodeError))
-            if raw.endswith(b"\n") or not is_broken_text:
-                raise
-            tally.leave(number, reason=_CUT_OFF)
+            tally.leave(number, reason=_why_left(error, is_ended=raw.endswith(b"\n")))
             continue
         for reason in parsed.remarks:
             tally.remark(number, reason=reason)
         log.read(number, as_object(parsed.value))
     return tally.recording(Format.CLAUDE_CODE, path=path, runs=tuple(run.build() for run in log.finish()))
+
+
+def _why_left(error: BadInput, *, is_ended: bool) -> str:
+    """Why a line is of no use, without its place, so that lines with the same damage are told together."""
+    match error.__cause__:
+        case UnicodeDecodeError() | json.JSONDecodeError() if not is_ended:
+            return _CUT_OFF
+        case UnicodeDecodeError():
+            return "damaged: not UTF-8"
+        case json.JSONDecodeError() as damage:
+            return f"damaged: not JSON ({damage.msg})"
+        case _:
+            return f"damaged: {str(error).removeprefix(f'{error.field}: ')}"
 
 
 def parse_line(raw: bytes, *, number: int) -> Parsed:

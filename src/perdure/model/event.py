@@ -33,7 +33,11 @@ PULSE_KINDS = frozenset({EventKind.AI_STREAMING, EventKind.PROGRESS, EventKind.L
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event as followers see it. A pulse's `seq` is that of the skeleton event it came after."""
+    """One event as followers see it. A pulse's `seq` is that of the skeleton event it came after.
+
+    `kind` is a plain text wherever the event comes from, such as "ai_streaming" with payload["text"], or
+    "task_completed".
+    """
 
     task_id: str
     seq: int
@@ -53,12 +57,12 @@ class Event:
     @classmethod
     def structural(cls, task_id: str, seq: int, kind: str, payload: Mapping[str, Any], at: int = 0) -> Self:
         """A skeleton event: durable before the call that wrote it returned."""
-        return cls(task_id, seq, kind, payload, at, True)
+        return cls(task_id, seq, str(kind), payload, at, True)
 
     @classmethod
     def pulse(cls, task_id: str, after_seq: int, kind: str, payload: Mapping[str, Any], at: int = 0) -> Self:
         """A streamed event: batched, and dropped when it must be."""
-        return cls(task_id, after_seq, kind, payload, at, False)
+        return cls(task_id, after_seq, str(kind), payload, at, False)
 
     def sse(self) -> str:
         """The event as one server-sent event; pulses carry no id, so a reconnect starts after the last durable one."""

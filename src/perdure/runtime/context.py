@@ -199,7 +199,10 @@ async def read_artifact(sha256: str, /) -> bytes:
 
 
 def stream(text: str, /) -> None:
-    """Show partial text to followers at once; may be lost. Silent while records answer, nothing outside a task."""
+    """Show partial text to followers at once, as an event `ai_streaming` with payload["text"]; may be lost.
+
+    `perdure run` shows it on a terminal. Silent while records answer; nothing outside a task.
+    """
     attempt = here()
     if attempt is not None and attempt.journal.is_live:
         attempt.host.stream(attempt, EventKind.AI_STREAMING, {"text": _masked(text)})

@@ -79,7 +79,10 @@ class Membership:
             self._lock.hold(path, registration.generation, owner=owner_of(self.instance_id, me.boot_id))
 
     async def beat(self, held: Collection[str]) -> instances.Beat:
-        """Prove that this process lives; the answer tells what the database says it owns."""
+        """Prove that this process lives; the answer tells what the database says it owns. Raises StoreClosed where
+        the database's file was taken away, and nobody else sees this any more.
+        """
+        self._store.database.check_place()
         assert self.registration is not None
         started = self._store.clock.boot_ms()
         beat: instances.Beat = await self._patiently(

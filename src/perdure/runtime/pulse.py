@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from perdure import codec
+from perdure import codec, phrases
 from perdure.clock import Clock, SystemClock
 from perdure.errors import IllegalTransition, InvariantError, LeaseLost, NotFound, StoreError
 from perdure.model.event import Event
@@ -316,7 +316,7 @@ class PulseFlusher:
                 break
         left = len(self._buffer) + sum(pack.count for pack in self._unwritten)
         if left:
-            log.warning("%d streamed events could not be stored", left)
+            log.warning("%s could not be stored", phrases.count(left, "streamed event"))
         return left
 
     async def _wait_for_work(self) -> None:

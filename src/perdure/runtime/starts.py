@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions, Bound, Startable, call_of, definition_of
@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 def registry(agents: Sequence[Startable[..., Any]]) -> dict[tuple[str, str], AgentDefinition]:
     """Agents by name and version. Raises BadInput for what is no agent, and for two of one name."""
+    given: object = agents
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise BadInput(f"agents is {given!r}; give a list of them: agents=[…]", field="agents")
     found: dict[tuple[str, str], AgentDefinition] = {}
     for one in agents:
         definition = definition_of(one)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from perdure import ambient, codec, definitions
@@ -162,6 +162,7 @@ async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = Fa
     If any failed, raises an ExceptionGroup of what failed, after all have ended; with `return_exceptions` errors
     stand among the results. A branch that was cancelled has failed by CancelledError: then it is a BaseExceptionGroup.
     """
+    check_calls(aws)
     group = object()
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Future[Any]] = []
@@ -189,6 +190,20 @@ async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = Fa
     if errors and not return_exceptions:
         raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} failed", errors)
     return [task.result() if error is None else error for task, error in ends]
+
+
+def check_calls(aws: Sequence[object]) -> None:
+    """Raise BadInput for what `gather` cannot run, before anything has begun."""
+    for one in aws:
+        if isinstance(one, Bound) or inspect.isawaitable(one):
+            continue
+        if callable(one):
+            name = name_of(one)
+            raise BadInput(f"gather takes calls, and {name} is a function: give {name}(…)", field="aws")
+        if isinstance(one, Iterable) and not isinstance(one, str):
+            what = f"a {type(one).__name__} of them"
+            raise BadInput(f"gather takes calls one by one, not {what}: write gather(*calls)", field="aws")
+        raise BadInput(f"gather takes calls, and {one!r} is none: give f(…) or f.bind(…)", field="aws")
 
 
 def _error_of(task: asyncio.Future[Any]) -> BaseException | None:

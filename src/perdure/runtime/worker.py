@@ -165,10 +165,12 @@ class Worker:
             ended = [_why_ended(task, is_stopping=self._is_stopping) for task in loops if task.done()]
             failed = next((error for error in ended if error is not None), None)
             if failed is not None:
-                log.error("worker %s ends: %s", self.instance_id, failed, exc_info=failed)
+                where = None if isinstance(failed, StoreClosed) else failed  # The store's own word says it all.
+                log.error("worker %s ends: %s", self.instance_id, failed, exc_info=where)
             await self._wind_down()
             if failed is not None:
                 raise failed
+            self.store.database.check_place()
         finally:
             unlisten()
             self._is_stopping = True

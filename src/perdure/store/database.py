@@ -102,6 +102,13 @@ class Database(Protocol):
         """
         ...
 
+    def check_place(self) -> None:
+        """Look whether its file still lies where it was opened. Raises StoreClosed, as all that follows does, if not.
+
+        Cheap, but not for each step: a worker asks with each heartbeat, and at its end.
+        """
+        ...
+
     def close(self) -> None:
         """Finish what was submitted, then close. May be called twice."""
         ...

@@ -314,7 +314,9 @@ class _Writer:
         assert isinstance(whole, MessageEntry), entry.source_id
         content = codec.encode(whole.content)
         calls = codec.encode([_as_json(call) for call in whole.tool_calls]) if whole.tool_calls else None
-        place = self._stored.messages.get(whole.source_id)
+        # Its first part may be what is new: in an earlier copy that line was damaged.
+        places = (self._stored.messages.get(part) for part in whole.source_ids)
+        place = next((one for one in places if one is not None), None)
         if place is None:
             place = self.message_count
             new = NewMessage(

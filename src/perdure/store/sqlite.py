@@ -31,6 +31,7 @@ from perdure.errors import (
 from perdure.settings import Settings
 from perdure.store.checkpointer import Checkpointer
 from perdure.store.database import Answer, Unit, Waiter, deliver_all
+from perdure.store.file_place import FilePlace
 from perdure.store.filesystem import check_path, create_private
 from perdure.store.forks import Forks
 from perdure.store.migrate import migrate
@@ -88,6 +89,7 @@ class SqliteDatabase:
                 self._lock.close()
             raise
         self._cursor = self._connection.cursor()  # the writer's only one: to make one takes as long as a statement
+        self._place = FilePlace(path) if path and not vfs else None
         self._is_soft = False
         self._answers: list[Answer] = []  # of batches that are committed, and not told yet
         self._checkpointer = Checkpointer(self._new_connection, writer=self._connection) if path and not vfs else None
@@ -128,6 +130,13 @@ class SqliteDatabase:
     def log_bytes(self) -> int:
         """Size of the write-ahead log after the last commit; 0 in memory."""
         return self._checkpointer.log_bytes if self._checkpointer is not None else 0
+
+    def check_place(self) -> None:
+        what = self._place.what_happened() if self._place is not None and self._failure is None else ""
+        if what:
+            self._failure = StoreClosed(what)
+        if isinstance(self._failure, StoreClosed):
+            raise self._closed()
 
     def close(self) -> None:
         if self._forks != Forks.count or self._closing:

@@ -5,16 +5,18 @@ Nothing is replaced in modules: two worlds may run side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall
-from perdure.errors import BadInput
+from perdure.errors import BadInput, StoreClosed
 from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
 from perdure.runtime.attempt import Attempt
 from perdure.runtime.call import Call
+from perdure.runtime.pulse import Pack
 from perdure.runtime.worker import Worker
 from perdure.store import Store
 from perdure.store.database import Transaction
@@ -84,6 +86,11 @@ class ActingWorker(Worker):
         self.cast = troupe
         self.ledger = ledger
         self._backstage = backstage
+
+    async def _write_pulses(self, packs: Sequence[Pack]) -> None:
+        # A worker that has died loses what it streamed. Here that is what was wanted, and no news.
+        with suppress(StoreClosed):
+            await super()._write_pulses(packs)
 
     def meet(self, agent: AgentDefinition) -> None:
         """Be able to run this agent too."""

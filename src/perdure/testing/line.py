@@ -82,6 +82,9 @@ class Line:
         context = contextvars.copy_context()
         return self._database.listen(lambda: context.copy().run(wake))
 
+    def check_place(self) -> None:
+        self._database.check_place()
+
     def close(self) -> None:
         """The database stays open: it is not this worker's alone."""
         self._is_cut = True

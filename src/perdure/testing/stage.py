@@ -98,6 +98,7 @@ class Stage:
         self._store = self._store_on(Line(self._database, self.loop))
         self._client = Client(store=self._store)
         self.loop.next_moment_ms = self._next_moment_ms
+        self.loop.last_moment_ms = self._last_moment_ms
         self.loop.on_idle = self._idle
         self._cast.agents[self._call.definition.name, self._call.definition.version] = self._call.definition
         admitted = self._store.call(admission.admit, [new_task(self._call, key=self._call.options.key)])
@@ -181,6 +182,18 @@ class Stage:
             if isinstance(self._answers.find(question), Nobody):
                 moments.append(question.row.expires_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+    def _last_moment_ms(self) -> int | None:
+        """The deadline that time must not reach, for it would hide a question that no answer of the test fits."""
+        asking = {
+            question.task_id
+            for question in self._unanswered.values()
+            if not self._is_settled(question.id) and not isinstance(self._answers.find(question), Nobody)
+        }
+        if not asking:
+            return None
+        waiting = [self._store.read(tasks.get, task_id) for task_id in {*asking, self._task_id}]
+        return min((task.deadline_at for task in waiting if task.deadline_at is not None), default=None)
 
     # -- the end ----------------------------------------------------------------------------
 

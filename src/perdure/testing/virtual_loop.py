@@ -93,13 +93,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop with virtual time. It is a clock too, so that the store and the loop agree.
 
     `next_moment_ms` names the next moment at which something falls due that no timer of this loop stands for;
-    `on_idle` is called when there is none either, and must make something happen.
+    `on_idle` is called when there is none either, and must make something happen; also when time would reach the moment
+    that `last_moment_ms` names.
     """
 
     def __init__(self, *, start_ms: int = 1_790_000_000_000, settle_s: float = 1.0) -> None:
         self.settle_s = settle_s  # Periodic looks go on so long after the last thing that happened.
         self.turns_left = _TURNS
         self.next_moment_ms: Callable[[], int | None] = _nothing
+        self.last_moment_ms: Callable[[], int | None] = _nothing
         self.on_idle: Callable[[], None] = _deadlock
         self._start_ms = start_ms
         self._skew_ms = 0
@@ -146,11 +148,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def pass_time(self, timeout_s: float | None) -> None:
         """Nothing is ready: move on to what comes next, `timeout_s` away if it is a timer."""
-        if timeout_s is not None and not self.is_quiet:
+        end_s = self._as_time_s(self.last_moment_ms())
+        if timeout_s is not None and not self.is_quiet and (end_s is None or self._time_s + timeout_s < end_s):
             self._time_s += timeout_s
             return
-        moments = [moment for moment in (self._next_timer_s(), self._next_moment_s()) if moment is not None]
-        if moments:
+        moments = [one for one in (self._next_timer_s(), self._as_time_s(self.next_moment_ms())) if one is not None]
+        if moments and (end_s is None or min(moments) < end_s):
             self._time_s = max(self._time_s, min(moments))
             self.something_happened()
         else:
@@ -164,8 +167,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             heapq.heappop(self._timers)
         return None
 
-    def _next_moment_s(self) -> float | None:
-        moment_ms = self.next_moment_ms()
+    def _as_time_s(self, moment_ms: int | None) -> float | None:
         return None if moment_ms is None else (moment_ms - self._start_ms - self._skew_ms) / 1000
 
     def count_turn(self) -> None:

@@ -55,7 +55,8 @@ class Play(Generic[R]):
             return cast("R", self._value)
         if self.status.is_terminal:
             raise failure("of this play", self.status, self.error)
-        asked = "; ".join(self.questions) or "something that this world does not give"
+        none = " (World(answers=…) has none that fits)"
+        asked = "; ".join(self.questions) + none if self.questions else "something that this world does not give"
         raise AssertionError(f"the task has not ended, it is {self.status} and waits for: {asked}")
 
     def calls(self, tool: Tool[..., Any], /) -> list[Mapping[str, Any]]:
