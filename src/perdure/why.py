@@ -12,6 +12,7 @@ from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
+from perdure.runtime.answers import result_flag, told
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -354,6 +355,8 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name):
             yield f"  {name}: {phrases.one_line(str(said[name]))}"
+    if isinstance(said, dict) and said.get("wants", "any") != "any":
+        yield f"  wants {told(str(said['wants']))}"
 
 
 def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
@@ -394,7 +397,8 @@ def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBOD
         return
     ways: list[tuple[str, str]] = []
     for question in open_questions(tx, task):
-        ways += phrases.ways_to_answer(question.id, question.kind, flags=flags)
+        result = result_flag(questions.evidence(tx, question))
+        ways += phrases.ways_to_answer(question.id, question.kind, flags=flags, result=result)
     if task.status is TaskStatus.INTERRUPTED and not ways:
         ways.append((f"perdure resume {task.id}{flags}", "decide now, without waiting for a worker"))
     for child in task_lists.children(tx, task.id):

@@ -19,7 +19,6 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.definitions import returns, tools_named
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
@@ -117,7 +116,7 @@ def answer(
             if chosen is None or value is not None:
                 choice = "--happened, --not-happened or --give-up"
                 raise BadInput(f"{row.id} asks what became of a call: give {choice}", field="answer")
-            happened_with = _result(result, evidence, app) if happened else None
+            happened_with = _result(result, evidence, app, row.id) if happened else None
             said: Any = {"verdict": chosen, "result": happened_with}
         else:
             if chosen is not None or value is None:
@@ -152,7 +151,8 @@ def settle(
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         record = client.store.read(steps.at_index, task_id, step)
-        happened_with = _result(result, {"tool": record.name}, app) if happened else None
+        evidence = {**client.store.read(questions.evidence_of_step, record), "tool": record.name}
+        happened_with = _result(result, evidence, app, f"step {step}") if happened else None
         verdict: Verdict[Any] = Verdict(chosen, happened_with)
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
@@ -311,25 +311,17 @@ def _chosen(*, happened: bool, not_happened: bool, give_up: bool, result: str | 
     return chosen[0] if chosen else None
 
 
-def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
-    """The result of a call that happened, checked against what its tool returns where the app is known."""
+def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -> Any:
+    """The result of a call that happened, checked against what its tool returns as far as that is known."""
     try:
         value = None if text is None else json.loads(text)
     except ValueError as error:
         as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
         raise BadInput(f"--result {text!r} is no JSON: {error}. For a text write {as_text}", field="result") from None
-    name = config.app_name(app_name)
-    tool_name = evidence.get("tool") if isinstance(evidence, dict) else None
-    if name is None or not isinstance(tool_name, str):
-        return value
-    opening.load(name)
-    wanted = [returns(tool.fn) for tool in tools_named(tool_name)]
-    if not wanted or any(answers.is_of_type(value, one) for one in wanted):
-        return value
-    is_a = answers.type_word(wanted[0])
-    if text is None:
-        raise BadInput(f"{tool_name} returns {is_a}: say what it returned, with --result JSON", field="result")
-    raise BadInput(f"--result of {tool_name} must be {is_a}; {text!r} is not", field="result")
+    if (name := config.app_name(app_name)) is not None:
+        opening.load(name)
+    answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+    return value
 
 
 def _value(row: Question, text: str, evidence: Any) -> Any:

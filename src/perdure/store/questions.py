@@ -7,12 +7,14 @@ call is found again by its step key.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.event import EventKind
 from perdure.model.page import rows_of
 from perdure.model.question import NOT_HAPPENED, Question, QuestionKind
+from perdure.model.step import Step
 from perdure.model.task import Fence, Task, WaitKind
 from perdure.policy.recovery import Verdict
 from perdure.states import QUESTION, QuestionStatus, TaskStatus
@@ -115,6 +117,14 @@ def get(tx: Transaction, question_id: str) -> Question:
 def evidence(tx: Transaction, question: Question) -> object:
     """What the question rests on, as recorded."""
     return payloads.plain(tx, question.evidence)
+
+
+def evidence_of_step(tx: Transaction, step: Step) -> dict[str, Any]:
+    """What the newest question about a call rests on, whatever became of that; {} when nobody was asked."""
+    asked = (one for one in of_task(tx, step.task_id) if one.kind is QuestionKind.STEP_IN_DOUBT)
+    newest = next((one for one in asked if one.step_key == step.key), None)
+    found = None if newest is None else evidence(tx, newest)
+    return found if isinstance(found, dict) else {}
 
 
 def answer_of(tx: Transaction, question: Question) -> object:
