@@ -169,7 +169,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) ->
         return f"it is to start {at}"
     asked = open_questions(tx, task)
     if asked:
-        return _is_open(asked[0])
+        return _are_open(asked)
     nobody = _no_worker(tx, task, judge)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
@@ -230,7 +230,7 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judg
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, judge)}"
+            return _are_open(still) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, judge)}"
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -270,7 +270,7 @@ def _not_done(found: Sequence[Task], ids: Collection[str]) -> str:
 def _interrupted(tx: Transaction, task: Task) -> str:
     asked = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
     if asked:
-        return _is_open(asked[0])
+        return _are_open(asked)
     last = _last_attempt(tx, task)
     error = None if last is None else tasks.read_error(tx, last.error)
     why = f" ({error.message})" if error is not None and error.message else ""
@@ -285,9 +285,12 @@ def _ended(tx: Transaction, task: Task) -> str:
     return f"{ended}: {phrases.failure(tasks.read_error(tx, task.error))}"
 
 
-def _is_open(question: Question) -> str:
-    to = f"  (to {question.to})" if question.to else ""
-    return f"question {question.id} is open: {phrases.one_line(question.text)}{to}"
+def _are_open(asked: Sequence[Question]) -> str:
+    """That questions are open: the text of the first, and which others there are."""
+    first, *others = asked
+    to = f"  (to {first.to})" if first.to else ""
+    more = f"; so {'is' if len(others) == 1 else 'are'} {phrases.listed([one.id for one in others])}" if others else ""
+    return f"question {first.id} is open: {phrases.one_line(first.text)}{to}{more}"
 
 
 def _called(tx: Transaction, instance_id: str) -> str:
@@ -353,7 +356,7 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.one_line(question.text)}"
     said = questions.evidence(tx, question)
     for name in ("cause", "reconcile", "why"):
-        if isinstance(said, dict) and said.get(name):
+        if isinstance(said, dict) and said.get(name) and str(said[name]) not in question.text:
             yield f"  {name}: {phrases.one_line(str(said[name]))}"
     if isinstance(said, dict) and said.get("wants", "any") != "any":
         yield f"  wants {told(str(said['wants']))}"

@@ -205,6 +205,21 @@ def test_an_open_question_is_quoted_with_whom_it_is_for(world: World) -> None:
     assert said == f'question {question.id} is open: did refund(order="o-9") happen?  (to finance)'
 
 
+def test_each_open_question_of_a_task_that_was_handed_back_is_named(world: World) -> None:
+    claim = world.start()
+    asked = [world.ask(claim, text=f"which {key}?", step_key=key) for key in "abc"]
+    world.store.call(tasks.release, claim.fence, reason="stopping")
+
+    assert because(world, claim.task.id) == f"question {asked[0].id} is open: which a?; so are Q2, Q3"
+
+
+def test_what_a_question_says_itself_is_not_said_again(world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.CALL, text="may it run? Others lie unused.", evidence=packed({"why": "Others lie"}))
+
+    assert explain(world, claim.task.id).count("Others lie") == 1
+
+
 def test_a_sleeper_says_until_when(world: World) -> None:
     claim = world.start()
     world.set_aside(claim, *timer(world.clock.now_ms() + 48 * 60_000))

@@ -275,7 +275,7 @@ def _details(question: Question, evidence: Any, now: int) -> str:
         if isinstance(evidence.get("started_at"), int):
             parts.append(f"began {phrases.moment(evidence['started_at'], now)}")
         for name in ("cause", "why"):
-            if evidence.get(name):
+            if evidence.get(name) and str(evidence[name]) not in question.text:
                 parts.append(phrases.one_line(str(evidence[name])))
         if evidence.get("reconcile"):
             parts.append(f"reconcile: {phrases.one_line(str(evidence['reconcile']))}")

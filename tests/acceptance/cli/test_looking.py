@@ -11,7 +11,7 @@ from perdure.model.task import tail
 from perdure.store import questions
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
-from tests.world import World
+from tests.world import World, packed
 
 # -- ps -------------------------------------------------------------------------------------
 
@@ -180,6 +180,13 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
     (told,) = desk.run("questions", "--json").json["questions"]
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
+
+
+def test_questions_say_a_reason_once(desk: Desk, world: World) -> None:
+    evidence = packed({"tool": "act", "arguments": {}, "why": "The code is new."})
+    world.ask(world.start(), QuestionKind.CALL, text="may act() run? The code is new.", evidence=evidence)
+
+    assert desk.run("questions").out.count("The code is new.") == 1
 
 
 def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None:
