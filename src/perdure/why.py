@@ -23,6 +23,8 @@ _NOBODY_DEAD = Judge()
 _SHOWN_RECORDS = 5
 _SHOWN_ATTEMPTS = 10
 _VERDICTS = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
+_DEAD = "is dead"
+_ACTS = "the answer is stored and acts once"
 _START = "start one with perdure worker"
 
 
@@ -31,6 +33,16 @@ def because(tx: Transaction, task: Task, *, ids: Collection[str] = (), judge: Ju
 
     `ids` are those shown beside it, so that short forms stay unique.
     """
+    said = _because(tx, task, ids, judge)
+    return "; ".join(filter(None, (said, "" if task.status.is_terminal else awaits_proof(tx, task, judge=judge))))
+
+
+def awaits_proof(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) -> str:
+    """Whose death must be proven before an answer "it did not happen, run it" acts; "" where none waits for that."""
+    return "; ".join(f"{_ACTS} {_called(tx, holder)} is proven dead" for _, holder in _unproven(tx, task, judge))
+
+
+def _because(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) -> str:
     match task.status:
         case TaskStatus.PENDING:
             return _pending(tx, task, ids, judge)
@@ -239,7 +251,7 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judg
             if holder is not None and holder == task.instance_id:
                 return "the answer is stored and acts once the call has returned, which still runs in its worker"
             if holder is not None:
-                return f"the answer is stored and acts once {_called(tx, holder)} is proven dead"
+                return f"{_ACTS} {_called(tx, holder)} is proven dead"
             assert wait.until_ms is not None, task.id
             left = phrases.duration(wait.until_ms - tx.now)
             return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
@@ -280,9 +292,17 @@ def _interrupted(tx: Transaction, task: Task) -> str:
 def _ended(tx: Transaction, task: Task) -> str:
     assert task.finished_at is not None, task.id
     ended = f"{task.status.replace('_', ' ')} {phrases.duration(tx.now - task.finished_at)} ago"
-    if task.status is TaskStatus.COMPLETED:
-        return ended
-    return f"{ended}: {phrases.failure(tasks.read_error(tx, task.error))}"
+    if task.status is not TaskStatus.COMPLETED:
+        ended += f": {phrases.failure(tasks.read_error(tx, task.error))}"
+    return "; ".join(filter(None, (ended, left_in_doubt(tx, task))))
+
+
+def left_in_doubt(tx: Transaction, task: Task, *, flags: str = "") -> str:
+    """How many calls a task that has ended left in doubt, and the command that settles the first; "" for none."""
+    left = effects.left_in_doubt(tx, task)
+    if not left:
+        return ""
+    return f"{phrases.count(len(left), 'call')} in doubt: perdure settle {task.id} {left[0][0]}{flags}"
 
 
 def _are_open(asked: Sequence[Question]) -> str:
@@ -341,7 +361,7 @@ def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
 
 def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
     if instance.status is InstanceStatus.STOPPED or judge.is_dead(instance):
-        return "is dead"
+        return _DEAD
     if _is_out(tx, instance, judge):
         return f"has been silent for {phrases.duration(tx.now - instance.heartbeat_at)}"
     return "lives"
@@ -392,7 +412,7 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
 def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
     """The commands that move a task on, each with what it does."""
     if task.status.is_terminal:
-        for index, name in effects.left_in_doubt(tx, task):
+        for index, name, _ in effects.left_in_doubt(tx, task):
             choice = "--happened | --not-happened | --give-up"
             yield f"perdure settle {task.id} {index} {choice}{flags}  say what became of {name}"
         if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
@@ -411,6 +431,7 @@ def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBOD
         for wait in task.waiting_for:
             if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.DEAD) for key in wait.keys):
                 ways += _run_anyway(tx, task, wait, flags)
+    ways += [_anyway(question, flags) for question, _ in _unproven(tx, task, judge)]
     if needs_worker(tx, task, judge=judge):
         ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent} goes on with it"))
         if task.parent_task_id is None:
@@ -424,7 +445,32 @@ def _run_anyway(tx: Transaction, task: Task, wait: Wait, flags: str) -> list[tup
     asked = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, wait.step_key)
     if asked is None:
         return []
-    return [(f"perdure answer {asked.id} --not-happened --anyway{flags}", "run it without that proof")]
+    return [_anyway(asked, flags)]
+
+
+def _anyway(asked: Question, flags: str) -> tuple[str, str]:
+    return f"perdure answer {asked.id} --not-happened --anyway{flags}", "run it without that proof"
+
+
+def _unproven(tx: Transaction, task: Task, judge: Judge) -> list[tuple[Question, str]]:
+    """Answers "it did not happen, run it" that nobody acts on before a worker is proven dead, and which worker.
+
+    But for those that an attempt waits with already.
+    """
+    doubts = {key: index for index, _, key in effects.left_in_doubt(tx, task)}
+    waits = {wait.step_key for wait in task.waiting_for if any(key.startswith(tasks.DEAD) for key in wait.keys)}
+    found = []
+    for question in questions.of_task(tx, task.id) if doubts.keys() - waits else ():
+        index = doubts.get(question.step_key)
+        if index is None or question.step_key in waits or not questions.is_to_run(tx, question):
+            continue
+        owner = steps.owner(tx, task.id, steps.at_index(tx, task.id, index).attempt)
+        # The process that holds the task now knows itself whether the call is still inside.
+        is_own = owner is None or (task.execution_id is not None and owner.instance_id == task.instance_id)
+        held_by = None if owner is None or is_own else _instance(tx, owner.instance_id)
+        if held_by is not None and _health(tx, held_by, judge) != _DEAD:
+            found.append((question, held_by.id))
+    return found
 
 
 def _last_attempt(tx: Transaction, task: Task) -> Attempt | None:

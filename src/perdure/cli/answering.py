@@ -29,9 +29,11 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, open_questions, standing
 from perdure.why import because as reason_of
-from perdure.why import moves, needs_worker, open_questions, standing
 
+_TASKS_TOLD = 20
+_OUTCOMES = {"did not happen": "did not happen", "nobody knows": "may have happened: nobody knows"}
 _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
 Because = Annotated[str, typer.Option("--because", help="The reason; the agent is told.")]
@@ -160,7 +162,8 @@ def settle(
     if as_json:
         screen.put_json({**step_shape(record, given), "changed": is_done})
     else:
-        screen.put(f"{phrases.call(record.name, given)} is {record.outcome}{'' if is_done else '; nothing changed'}")
+        is_now = _OUTCOMES.get(phrases.outcome(record), f"is {record.outcome}")
+        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else '; nothing changed'}")
     if not is_done:
         raise typer.Exit(1)
 
@@ -179,10 +182,13 @@ def cancel(
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
+        doubts = client.store.read(_doubts_below, task_id, client.flags)
     if as_json:
         screen.put_json({**task_shape(row, reason), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
+        for line in doubts:
+            screen.put(line)
     else:
         screen.put(f"{standing(row, reason)}; nothing changed")
     if not is_done:
@@ -236,6 +242,8 @@ def _settle(
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now)}; nothing changed")
+    if is_ours and (unproven := client.store.read(_awaits_proof, client, row)):
+        screen.note(f"{unproven}; --anyway does not wait for that")
     if is_ours and (nobody := client.store.read(_nobody_goes_on, client, row.task_id)):
         screen.note(f"{nobody}{client.flags}, or run the line that began the task once more")
     if not is_ours:
@@ -244,6 +252,12 @@ def _settle(
 
 def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
     return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store))
+
+
+def _awaits_proof(tx: Transaction, client: Client, question: Question) -> str:
+    if question.kind is not QuestionKind.STEP_IN_DOUBT:
+        return ""
+    return awaits_proof(tx, tasks.get(tx, question.task_id), judge=judge(client.store))
 
 
 def _settled(
@@ -284,6 +298,18 @@ def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, s
     task = tasks.get(tx, task_id)
     lives = judge(client.store)
     return task, reason_of(tx, task, judge=lives), list(moves(tx, task, flags=client.flags, judge=lives))
+
+
+def _doubts_below(tx: Transaction, task_id: str, flags: str) -> list[str]:
+    """What a task and those below it left in doubt when they ended."""
+    found: list[str] = []
+    todo = [task_id]
+    while todo and len(found) < _TASKS_TOLD:
+        task = tasks.get(tx, todo.pop())
+        if task.status.is_terminal and (line := left_in_doubt(tx, task, flags=flags)):
+            found.append(f"{task.agent}: {line}")
+        todo += [child.id for child in task_lists.children(tx, task.id)]
+    return found
 
 
 def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, question_expiry_ms: int) -> str:

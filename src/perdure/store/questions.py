@@ -291,6 +291,13 @@ def _move_on(
         task_ops.wake(tx, task.id)
 
 
+def is_to_run(tx: Transaction, question: Question) -> bool:
+    """Whether "it did not happen, run it" was said, which nobody has acted on, and which is to wait for proof."""
+    if question.status is not QuestionStatus.ANSWERED or question.spent_at is not None or question.anyway:
+        return False
+    return _says_not_happened(question, payloads.plain(tx, question.answer))
+
+
 def _second_answer(tx: Transaction, found: Question, *, anyway: bool) -> Question:
     """A second answer changes nothing, but may add that a stored "run it" shall act without proof."""
     said = payloads.plain(tx, found.answer) if anyway else None

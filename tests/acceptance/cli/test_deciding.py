@@ -75,7 +75,11 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     task_id = story.child.task.id
     (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
     early = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
-    desk.run("cancel", task_id)
+    cancelled = desk.run("cancel", story.lead.task.id)
+    doubt = f"1 call in doubt: perdure settle {task_id} {number}\n"
+    assert cancelled.out.splitlines(keepends=True)[1:] == [f"writer: {doubt}"]
+    assert doubt in desk.run("ps", "--all").out
+    assert f"perdure settle {task_id} {number}" in desk.run("doctor").out
 
     first = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
     second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
@@ -84,7 +88,28 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
     assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
     assert desk.run("effects", "--in-doubt").out == ""
+    assert "settle" not in desk.run("doctor").out
     assert desk.run("settle", task_id, str(number)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"), [("--not-happened", "did not happen"), ("--give-up", "may have happened: nobody knows")]
+)
+def test_what_was_settled_is_told_in_the_words_of_the_lists(desk: Desk, story: Story, verdict: str, said: str) -> None:
+    task_id = story.child.task.id
+    (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
+    desk.run("cancel", task_id)
+
+    settled = desk.run("settle", task_id, str(number), verdict)
+
+    assert settled.out == f'refund(amount=120, order="o-9") {said}\n'
+
+
+def test_run_it_says_that_it_waits_for_proof(desk: Desk, story: Story) -> None:
+    said = desk.run("answer", "Q1", "--not-happened", "--by", "ana")
+
+    assert "acts once the worker on host host, pid 1 is proven dead; --anyway does not wait for that" in said.err
+    assert "is proven dead" in desk.run("ps").out
 
 
 def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
