@@ -73,6 +73,11 @@ def call(name: str, arguments: object, *, most: int = 6) -> str:
     return f"{name}({', '.join(parts)}{', …' if len(arguments) > most else ''})"
 
 
+def arguments_of(given: object) -> object:
+    """The arguments of a recorded call. An imported one keeps them beside the batch it was asked for in."""
+    return given["arguments"] if isinstance(given, dict) and given.keys() == {"arguments", "batch"} else given
+
+
 def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
     """A value on one line, cut to `limit` characters; of what is no plain value only the class is told."""
     text = _written(value, 3)
@@ -84,6 +89,16 @@ def failure(error: Error | None) -> str:
     if error is None:
         return "no error was recorded"
     return one_line(str(error)) + (f" ({error.place})" if error.place else "")
+
+
+def error_of(step: Step) -> Error | None:
+    """How a recorded call failed; None when it has not."""
+    if step.outcome != "failed" or step.output is None:
+        return None
+    try:
+        return Error.from_json(codec.decode(step.output))
+    except (KeyError, TypeError, AttributeError):  # Of an imported run, which may hold anything.
+        return None
 
 
 def outcome(step: Step, *, has_task_ended: bool = False) -> str:

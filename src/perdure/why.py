@@ -12,6 +12,7 @@ from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
+from perdure.runtime import zombies
 from perdure.runtime.answers import result_flag, told
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
@@ -349,10 +350,12 @@ def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
     for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
         if step.is_note:
             continue
-        what = phrases.call(step.name or step.event_kind, payload)
+        what = phrases.call(step.name or step.event_kind, phrases.arguments_of(payload))
         when = phrases.moment(step.timestamp, tx.now)
         began = f"{what} began {when} in attempt {step.attempt}"
-        yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}"
+        error = phrases.error_of(step)
+        how = "" if error is None else f": {phrases.failure(error)}"
+        yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}{how}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
             held_by = _instance(tx, owner.instance_id)
             health = "is not on record" if held_by is None else _health(tx, held_by, judge)
@@ -453,24 +456,9 @@ def _anyway(asked: Question, flags: str) -> tuple[str, str]:
 
 
 def _unproven(tx: Transaction, task: Task, judge: Judge) -> list[tuple[Question, str]]:
-    """Answers "it did not happen, run it" that nobody acts on before a worker is proven dead, and which worker.
-
-    But for those that an attempt waits with already.
-    """
-    doubts = {key: index for index, _, key in effects.left_in_doubt(tx, task)}
-    waits = {wait.step_key for wait in task.waiting_for if any(key.startswith(tasks.DEAD) for key in wait.keys)}
-    found = []
-    for question in questions.of_task(tx, task.id) if doubts.keys() - waits else ():
-        index = doubts.get(question.step_key)
-        if index is None or question.step_key in waits or not questions.is_to_run(tx, question):
-            continue
-        owner = steps.owner(tx, task.id, steps.at_index(tx, task.id, index).attempt)
-        # The process that holds the task now knows itself whether the call is still inside.
-        is_own = owner is None or (task.execution_id is not None and owner.instance_id == task.instance_id)
-        held_by = None if owner is None or is_own else _instance(tx, owner.instance_id)
-        if held_by is not None and _health(tx, held_by, judge) != _DEAD:
-            found.append((question, held_by.id))
-    return found
+    """Answers "it did not happen, run it" that nobody acts on before a worker is proven dead, and which worker."""
+    held = zombies.held_up(tx, task)
+    return [(question, holder.id) for question, holder in held if _health(tx, holder, judge) != _DEAD]
 
 
 def _last_attempt(tx: Transaction, task: Task) -> Attempt | None:

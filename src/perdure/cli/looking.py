@@ -188,7 +188,7 @@ def effects(
             (
                 phrases.moment(one.effect.step.timestamp, now),
                 one.effect.step.risk or "",
-                phrases.call(one.effect.step.name, one.effect.arguments),
+                phrases.call(one.effect.step.name, phrases.arguments_of(one.effect.arguments)),
                 one.outcome,
                 f"{one.effect.agent} {tail(one.effect.step.task_id, ids)}",
                 str(one.effect.step.step_index),
