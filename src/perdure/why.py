@@ -403,7 +403,7 @@ def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
 def _tried(tx: Transaction, task: Task) -> Iterator[str]:
     found = task_lists.attempts(tx, task.id)
     if len(found) > _SHOWN_ATTEMPTS:
-        yield f"{len(found) - _SHOWN_ATTEMPTS:,} earlier attempts"
+        yield phrases.count(len(found) - _SHOWN_ATTEMPTS, "earlier attempt")
     for one in found[-_SHOWN_ATTEMPTS:]:
         begun = phrases.moment(one.started_at, tx.now)
         ended = "not ended" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
