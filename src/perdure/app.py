@@ -12,7 +12,7 @@ from perdure.client import Client
 from perdure.definitions import AgentCall, Startable
 from perdure.errors import BadInput
 from perdure.model.question import Question as QuestionRow
-from perdure.model.task import Lane
+from perdure.model.task import Lane, tail
 from perdure.news import News
 from perdure.runtime.blocks import beside, cancelled_by, unless
 from perdure.runtime.durable import new_task
@@ -80,17 +80,24 @@ class App(Client):
         try:
             async with self.worker(on_event=news.hear) as worker, beside(news.run()):
                 return cast("R", await self._run_on(worker, call, news))
+        except asyncio.CancelledError as cut:
+            # Ctrl-C: what was waited for where says nothing, and would stand above what says how to go on.
+            news.tell_stopped(has_key=call.options.key is not None)
+            raise cut.with_traceback(None)  # noqa: B904  # the same error
         finally:
             await self.aclose()
 
     async def _run_on(self, worker: Worker, call: AgentCall, news: News | None = None) -> Any:
         new = new_task(call, key=call.options.key, lane=Lane.MAIN)
         # Nobody is told of the admission before the result, which is durable after it.
-        admitted, equal = await aio.call_softly(self.store, admit_one, new)
+        try:
+            admitted, equal = await aio.call_softly(self.store, admit_one, new)
+        except BadInput as refused:  # Another's key, say: the frames of the store tell nothing of that.
+            raise refused.with_traceback(None)  # noqa: B904  # the same error
         (task,) = admitted.tasks
         warn_of_equal(task, equal, self._warned_of)
         if news is not None:
-            news.about(task.root_session_id)
+            news.about(task.root_session_id, task=f"{task.agent} {tail(task.id)}")
         # A worker of the caller's own may go on with what another one has to do first: then it is only warned of.
         async with nullcontext() if news is None else unless(news.until_unmanned(task.root_session_id)):
             await worker.adopt(task.id)

@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from perdure import codec, config
 from perdure.definitions import AgentCall, Bound, Duration, Startable, returns, seconds
-from perdure.errors import BadInput
+from perdure.errors import BadInput, NotFound, Refused
 from perdure.following import Following
 from perdure.model.event import Event
 from perdure.model.message import Message
@@ -388,12 +388,18 @@ class Client:
     # -- plumbing --------------------------------------------------------------------------------
 
     async def perform(self, operation: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Run an operation of the store in a transaction."""
-        return await aio.call(self.store, operation, *args, **kwargs)
+        """Run an operation of the store in a transaction. What is refused comes without the frames of the store."""
+        try:
+            return await aio.call(self.store, operation, *args, **kwargs)
+        except (BadInput, NotFound, Refused) as refused:
+            raise refused.with_traceback(None)  # noqa: B904  # the same error
 
     async def read(self, operation: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Run a reading operation of the store on one snapshot."""
-        return await aio.read(self.store, operation, *args, **kwargs)
+        """Run a reading operation of the store on one snapshot; as `perform` does."""
+        try:
+            return await aio.read(self.store, operation, *args, **kwargs)
+        except (BadInput, NotFound, Refused) as refused:
+            raise refused.with_traceback(None)  # noqa: B904  # the same error
 
     async def watch(self, look: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
         """What `look` finds, again after each hint and each poll interval. Never ends by itself."""

@@ -67,6 +67,7 @@ class News:
         self._tells_completed = tells_completed
         self._say = say or _print
         self._root: str | None = None
+        self._task = ""
         self._root_of: dict[str, str] = {}
         self._begun_here: set[str] = set()
         self._taken: dict[str, int] = {}
@@ -80,9 +81,10 @@ class News:
         self._over: set[str] = set()
         self._changed = asyncio.Event()
 
-    def about(self, root: str) -> None:
-        """Tell of the tasks below this root session one by one, and only count the others."""
+    def about(self, root: str, *, task: str = "") -> None:
+        """Tell of the tasks below this root session one by one, and only count the others. `task` is what runs."""
         self._root = root
+        self._task = task
 
     # -- listening --------------------------------------------------------------------------
 
@@ -153,6 +155,12 @@ class News:
         if self._counts_only:
             self._unmanned.clear()
         self._forget_ended()
+
+    def tell_stopped(self, *, has_key: bool) -> None:
+        """Say of a run that was cut off how its task goes on; nothing before there is one."""
+        if self._task:
+            ways = "the same line goes on with it" if has_key else "a worker goes on with it, or a run with a key would"
+            self._say(f"stopped: {self._task} stays open; {ways}")
 
     def _forget_ended(self) -> None:
         """Of a task that has ended nothing more is told: a worker that lives for long must not keep them all."""

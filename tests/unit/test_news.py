@@ -198,3 +198,14 @@ async def test_what_comes_together_is_told_together_and_the_rest_at_the_end() ->
     await asyncio.wait({running})
 
     assert told == ["recovered 2 tasks: 2 resumed at step 6 and 6"]
+
+
+def test_a_run_that_is_cut_off_before_it_has_a_task_says_nothing_of_one() -> None:
+    told: list[str] = []
+    news = News(say=told.append)
+    news.tell_stopped(has_key=True)
+    news.about("root", task="lead …0001")
+
+    news.tell_stopped(has_key=True)
+
+    assert told == ["stopped: lead …0001 stays open; the same line goes on with it"]
