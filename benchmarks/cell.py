@@ -22,6 +22,7 @@ CELLS: dict[str, Callable[..., Numbers]] = {
     "serve": tasks.serve,
     "interrupt": recovery.interrupt,
     "recovery": recovery.measure,
+    "recover_too": recovery.recover_too,
 }
 
 

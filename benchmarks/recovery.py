@@ -7,9 +7,12 @@ agent. `measure` takes up a copy of it. Every task is replayed, takes one more s
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,6 @@ async def worker_of_six() -> int:
         _crowd.arrive()
         await asyncio.Event().wait()
     last = await perdure.model(answer, STEPS)
-    _crowd.arrive()
     return tokens + int(last["usage"]["input_tokens"])
 
 
@@ -77,30 +79,52 @@ def interrupt(folder: Path, *, tasks: int) -> Numbers:
     raise AssertionError("the process outlived kill -9")
 
 
-def measure(folder: Path, *, made: str, tasks: int) -> Numbers:
-    """From opening a copy of the database in `made` until the first and the last task have ended, durably."""
+def measure(folder: Path, *, made: str, tasks: int, workers: int = 1) -> Numbers:
+    """From opening a copy of the database in `made` until the first and the last task have ended, durably.
+
+    This process has one worker; the others are processes that are started in the same moment.
+    """
     for file in Path(made).iterdir():
         shutil.copy(file, folder)
-    return asyncio.run(_measure(folder, tasks))
+    begun_ms = time.time() * 1000
+    command = [sys.executable, "-m", "benchmarks.cell", "recover_too", json.dumps({"folder": str(folder)})]
+    others = [subprocess.Popen(command) for _ in range(workers - 1)]
+    try:
+        return asyncio.run(_measure(folder, tasks, begun_ms=begun_ms, is_alone=workers == 1))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
-async def _measure(folder: Path, tasks: int) -> Numbers:
+def recover_too(folder: Path) -> Numbers:
+    """A worker beside the one that is measured, until it is killed."""
+
+    async def work() -> None:
+        async with _open(folder, permits=_PERMITS).worker():
+            await asyncio.Event().wait()
+
+    asyncio.run(work())
+    raise AssertionError("nobody stopped this worker")
+
+
+async def _measure(folder: Path, tasks: int, *, begun_ms: float, is_alone: bool) -> Numbers:
     meter = Meter()
     meter.start()
-    _crowd.left = tasks
-    begun_ms = time.time() * 1000
     app = _open(folder, permits=_PERMITS)
     async with app.worker():
-        await _crowd.all_there.wait()
         async for left in app.watch(lambda: app.tasks(open=True, limit=1)):
-            if not left:  # The last ends were still on their way to the disk.
+            if not left:
                 break
         meter.stop()
         ended_ms = await _ends(app)
     await app.aclose()
     assert len(ended_ms) == tasks, f"{len(ended_ms)} of {tasks} tasks have ended"
+    numbers = meter.per(tasks)
+    if not is_alone:  # What the other processes took is not known here.
+        numbers = {**numbers, "cpu_us": None}
     return {
-        **meter.per(tasks),
+        **numbers,
         "all_done_s": (max(ended_ms) - begun_ms) / 1000,
         "first_done_s": (min(ended_ms) - begun_ms) / 1000,
     }

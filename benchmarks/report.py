@@ -32,6 +32,7 @@ class Goal:
 
 def goals(cells: Cells) -> list[Goal]:
     """What the session says about each goal; those whose cells were not measured are left out."""
+    many = "recovery 10000, a worker a core"
     wanted = [
         Goal("steps/s over the limit, 1 task", _number(cells, "steps 1", "of_limit"), at_least=0.85),
         Goal("steps/s over the limit, 8 tasks", _number(cells, "steps 8", "of_limit"), at_least=0.55),
@@ -44,8 +45,8 @@ def goals(cells: Cells) -> list[Goal]:
         Goal("CPU a step, 64 tasks, us", _number(cells, "steps 64", "cpu_us"), at_most=200),
         Goal("stored bytes a payload byte, 64 tasks", _number(cells, "steps 64", "stored_ratio"), at_most=1.5),
         Goal("written bytes a payload byte, 64 tasks", _written(cells, "steps 64"), at_most=7),
-        Goal("10,000 interrupted tasks, all done, s", _number(cells, "recovery 10000", "all_done_s"), at_most=6),
-        Goal("10,000 interrupted tasks, first done, s", _number(cells, "recovery 10000", "first_done_s"), at_most=0.5),
+        Goal("10,000 interrupted tasks, a worker a core, all done, s", _number(cells, many, "all_done_s"), at_most=6),
+        Goal("10,000 interrupted tasks, first done, s", _number(cells, many, "first_done_s"), at_most=0.5),
     ]
     return [goal for goal in wanted if goal.value is not None]
 

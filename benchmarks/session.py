@@ -65,6 +65,8 @@ def _cells(plan: Plan, databases: dict[int, Path]) -> Iterator[tuple[str, str, d
         yield f"task {how}", "tasks", {"how": how, "tasks": plan.tasks}
     for count, made in databases.items():
         yield f"recovery {count}", "recovery", {"made": str(made), "tasks": count}
+        each = {"made": str(made), "tasks": count, "workers": os.cpu_count() or 1}
+        yield f"recovery {count}, a worker a core", "recovery", each
 
 
 @contextmanager

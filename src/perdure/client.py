@@ -123,15 +123,15 @@ class Question(AskedQuestion):
         """Say what became of a call: happened(result), not_happened(), or unknown() to give up finding out.
 
         "It did not happen, run it" acts once its old worker is proven dead; `anyway` does not wait for that, and may
-        be added to that answer later. Raises BadInput for a result that the tool cannot have returned; where only the
-        worker has the tool, the question is asked again.
+        be added to that answer later. Raises BadInput for a result that the tool cannot have returned; where only its
+        worker can judge that, the question is asked again.
         """
         if self.row.kind is not QuestionKind.STEP_IN_DOUBT:
             raise BadInput(f"{self.id} is a {self.kind} question: it takes no verdict", field="answer")
         if verdict.kind not in (HAPPENED, NOT_HAPPENED, UNKNOWN, GIVE_UP):
             raise BadInput(f"{verdict.kind!r} is no verdict", field="answer")
         if verdict.kind == HAPPENED:
-            answers.check_result(verdict.result, self.tool, question_id=self.id)
+            answers.check_result(verdict.result, self.evidence, question_id=self.id)
         said = {"verdict": GIVE_UP if verdict.kind == UNKNOWN else verdict.kind, "result": verdict.result}
         return await self.client.perform(
             questions.answer, self.id, by=by, value=codec.pack(codec.encode(said)), reason=reason, anyway=anyway
@@ -203,7 +203,8 @@ class TaskHandle(Generic[R]):
         """
         record = await self._client.read(steps.at_index, self.id, whole(step, "step"))
         if verdict.kind == HAPPENED:
-            answers.check_result(verdict.result, record.name, question_id=f"step {step}")
+            asked = await self._client.read(questions.evidence_of_step, record)
+            answers.check_result(verdict.result, {**asked, "tool": record.name}, question_id=f"step {step}")
         outcome = as_outcome(verdict, tool=record.name, reason=reason)
         return await self._client.perform(ends.settle_call, self.id, step, outcome, by=by, reason=reason)
 

@@ -14,7 +14,7 @@ from perdure import phrases
 from perdure.model.instance import Instance
 from perdure.runtime.liveness import Judge, judge
 from perdure.settings import durability_note
-from perdure.store import Store, instances, sqlite_path, task_lists
+from perdure.store import Store, effects, instances, sqlite_path, task_lists, tasks
 from perdure.store.database import Row, Transaction
 from perdure.store.file_health import FileHealth
 from perdure.store.file_health import examine as examine_file
@@ -23,6 +23,7 @@ from perdure.version import __version__
 
 # The log is emptied at 64 MiB; much more than that means that something holds it.
 _LOG_MAX_BYTES: Final = 128 << 20
+_DOUBTS_READ: Final = 1000
 _FREE_MIN_BYTES: Final = 64 << 20
 # Before this, two processes could damage a file when its log was begun anew.
 _SQLITE_MIN: Final = (3, 51, 3)
@@ -142,11 +143,22 @@ def _table_facts(tx: Transaction, health: _WorkerHealth) -> list[tuple[str, str]
         workers += (
             f", {len(health.silent)} silent for up to {phrases.duration(oldest)}: the next worker looks after them"
         )
-    return [
+    facts = [
         ("schema", f"version {schema_version(tx)}"),
         ("tasks", ", ".join(f"{number:,} {status}" for status, number in counts.items()) or "none"),
         ("workers", workers),
     ]
+    return [*facts, ("in doubt", left)] if (left := _left_in_doubt(tx)) else facts
+
+
+def _left_in_doubt(tx: Transaction) -> str:
+    """Calls that ended tasks left in doubt, which nobody is asked about any more."""
+    found = [one.step for one in effects.open_list(tx, limit=_DOUBTS_READ)]
+    left = [step for step in found if tasks.get(tx, step.task_id).status.is_terminal]
+    if not left:
+        return ""
+    number = phrases.count(len(left), "call") + (" or more" if len(found) == _DOUBTS_READ else "")
+    return f"{number} of ended tasks: perdure settle {left[0].task_id} {left[0].step_index}, perdure effects --in-doubt"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,11 @@ def call(name: str, arguments: object, *, most: int = 6) -> str:
     return f"{name}({', '.join(parts)}{', …' if len(arguments) > most else ''})"
 
 
+def arguments_of(given: object) -> object:
+    """The arguments of a recorded call. An imported one keeps them beside the batch it was asked for in."""
+    return given["arguments"] if isinstance(given, dict) and given.keys() == {"arguments", "batch"} else given
+
+
 def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
     """A value on one line, cut to `limit` characters; of what is no plain value only the class is told."""
     text = _written(value, 3)
@@ -84,6 +89,16 @@ def failure(error: Error | None) -> str:
     if error is None:
         return "no error was recorded"
     return one_line(str(error)) + (f" ({error.place})" if error.place else "")
+
+
+def error_of(step: Step) -> Error | None:
+    """How a recorded call failed; None when it has not."""
+    if step.outcome != "failed" or step.output is None:
+        return None
+    try:
+        return Error.from_json(codec.decode(step.output))
+    except (KeyError, TypeError, AttributeError):  # Of an imported run, which may hold anything.
+        return None
 
 
 def outcome(step: Step, *, has_task_ended: bool = False) -> str:
@@ -107,13 +122,18 @@ def safe(text: str) -> str:
     return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
-def ways_to_answer(question_id: str, kind: str, *, flags: str = "") -> tuple[tuple[str, str], ...]:
-    """Each command that settles a question, with what it means. `flags` name the database where that is needed."""
+def ways_to_answer(
+    question_id: str, kind: str, *, flags: str = "", result: str = " [--result JSON]"
+) -> tuple[tuple[str, str], ...]:
+    """Each command that settles a question, with what it means. `flags` name the database where that is needed.
+
+    `result` is what "it happened" goes on with: the result of the call, where its tool has one.
+    """
     answer, approve, deny = (f"perdure {verb} {question_id}" for verb in ("answer", "approve", "deny"))
     match kind:
         case QuestionKind.STEP_IN_DOUBT:
             return (
-                (f"{answer} --happened{flags}", "it happened; --result JSON gives what it returned"),
+                (f"{answer} --happened{result}{flags}", f"it happened{'; JSON is what it returned' if result else ''}"),
                 (f"{answer} --not-happened{flags}", "it did not; it runs, once its old worker is proven dead"),
                 (f"{answer} --give-up{flags}", "nobody knows; the agent gets OutcomeUnknown"),
             )
@@ -131,11 +151,11 @@ def ways_to_answer(question_id: str, kind: str, *, flags: str = "") -> tuple[tup
             )
 
 
-def way_to_answer(question_id: str, kind: str, *, flags: str = "") -> str:
+def way_to_answer(question_id: str, kind: str, *, flags: str = "", result: str = " [--result JSON]") -> str:
     """The commands that settle a question on one line: `perdure approve Q19 | perdure deny Q19 --because "…"`."""
     match kind:
         case QuestionKind.STEP_IN_DOUBT:
-            return f"perdure answer {question_id}{flags} --happened [--result JSON] | --not-happened | --give-up"
+            return f"perdure answer {question_id}{flags} --happened{result} | --not-happened | --give-up"
         case QuestionKind.ASK:
             return f"perdure answer {question_id}{flags} VALUE"
         case _:

@@ -12,6 +12,8 @@ from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
+from perdure.runtime import zombies
+from perdure.runtime.answers import result_flag, told
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -22,6 +24,8 @@ _NOBODY_DEAD = Judge()
 _SHOWN_RECORDS = 5
 _SHOWN_ATTEMPTS = 10
 _VERDICTS = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
+_DEAD = "is dead"
+_ACTS = "the answer is stored and acts once"
 _START = "start one with perdure worker"
 
 
@@ -30,6 +34,16 @@ def because(tx: Transaction, task: Task, *, ids: Collection[str] = (), judge: Ju
 
     `ids` are those shown beside it, so that short forms stay unique.
     """
+    said = _because(tx, task, ids, judge)
+    return "; ".join(filter(None, (said, "" if task.status.is_terminal else awaits_proof(tx, task, judge=judge))))
+
+
+def awaits_proof(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) -> str:
+    """Whose death must be proven before an answer "it did not happen, run it" acts; "" where none waits for that."""
+    return "; ".join(f"{_ACTS} {_called(tx, holder)} is proven dead" for _, holder in _unproven(tx, task, judge))
+
+
+def _because(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) -> str:
     match task.status:
         case TaskStatus.PENDING:
             return _pending(tx, task, ids, judge)
@@ -168,7 +182,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) ->
         return f"it is to start {at}"
     asked = open_questions(tx, task)
     if asked:
-        return _is_open(asked[0])
+        return _are_open(asked)
     nobody = _no_worker(tx, task, judge)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
@@ -229,7 +243,7 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judg
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _is_open(still[0]) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, judge)}"
+            return _are_open(still) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, judge)}"
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -238,7 +252,7 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judg
             if holder is not None and holder == task.instance_id:
                 return "the answer is stored and acts once the call has returned, which still runs in its worker"
             if holder is not None:
-                return f"the answer is stored and acts once {_called(tx, holder)} is proven dead"
+                return f"{_ACTS} {_called(tx, holder)} is proven dead"
             assert wait.until_ms is not None, task.id
             left = phrases.duration(wait.until_ms - tx.now)
             return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
@@ -269,7 +283,7 @@ def _not_done(found: Sequence[Task], ids: Collection[str]) -> str:
 def _interrupted(tx: Transaction, task: Task) -> str:
     asked = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
     if asked:
-        return _is_open(asked[0])
+        return _are_open(asked)
     last = _last_attempt(tx, task)
     error = None if last is None else tasks.read_error(tx, last.error)
     why = f" ({error.message})" if error is not None and error.message else ""
@@ -279,14 +293,25 @@ def _interrupted(tx: Transaction, task: Task) -> str:
 def _ended(tx: Transaction, task: Task) -> str:
     assert task.finished_at is not None, task.id
     ended = f"{task.status.replace('_', ' ')} {phrases.duration(tx.now - task.finished_at)} ago"
-    if task.status is TaskStatus.COMPLETED:
-        return ended
-    return f"{ended}: {phrases.failure(tasks.read_error(tx, task.error))}"
+    if task.status is not TaskStatus.COMPLETED:
+        ended += f": {phrases.failure(tasks.read_error(tx, task.error))}"
+    return "; ".join(filter(None, (ended, left_in_doubt(tx, task))))
 
 
-def _is_open(question: Question) -> str:
-    to = f"  (to {question.to})" if question.to else ""
-    return f"question {question.id} is open: {phrases.one_line(question.text)}{to}"
+def left_in_doubt(tx: Transaction, task: Task, *, flags: str = "") -> str:
+    """How many calls a task that has ended left in doubt, and the command that settles the first; "" for none."""
+    left = effects.left_in_doubt(tx, task)
+    if not left:
+        return ""
+    return f"{phrases.count(len(left), 'call')} in doubt: perdure settle {task.id} {left[0][0]}{flags}"
+
+
+def _are_open(asked: Sequence[Question]) -> str:
+    """That questions are open: the text of the first, and which others there are."""
+    first, *others = asked
+    to = f"  (to {first.to})" if first.to else ""
+    more = f"; so {'is' if len(others) == 1 else 'are'} {phrases.listed([one.id for one in others])}" if others else ""
+    return f"question {first.id} is open: {phrases.one_line(first.text)}{to}{more}"
 
 
 def _called(tx: Transaction, instance_id: str) -> str:
@@ -325,10 +350,12 @@ def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
     for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
         if step.is_note:
             continue
-        what = phrases.call(step.name or step.event_kind, payload)
+        what = phrases.call(step.name or step.event_kind, phrases.arguments_of(payload))
         when = phrases.moment(step.timestamp, tx.now)
         began = f"{what} began {when} in attempt {step.attempt}"
-        yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}"
+        error = phrases.error_of(step)
+        how = "" if error is None else f": {phrases.failure(error)}"
+        yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}{how}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
             held_by = _instance(tx, owner.instance_id)
             health = "is not on record" if held_by is None else _health(tx, held_by, judge)
@@ -337,7 +364,7 @@ def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
 
 def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
     if instance.status is InstanceStatus.STOPPED or judge.is_dead(instance):
-        return "is dead"
+        return _DEAD
     if _is_out(tx, instance, judge):
         return f"has been silent for {phrases.duration(tx.now - instance.heartbeat_at)}"
     return "lives"
@@ -352,8 +379,10 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.one_line(question.text)}"
     said = questions.evidence(tx, question)
     for name in ("cause", "reconcile", "why"):
-        if isinstance(said, dict) and said.get(name):
+        if isinstance(said, dict) and said.get(name) and str(said[name]) not in question.text:
             yield f"  {name}: {phrases.one_line(str(said[name]))}"
+    if isinstance(said, dict) and said.get("wants", "any") != "any":
+        yield f"  wants {told(str(said['wants']))}"
 
 
 def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
@@ -374,7 +403,7 @@ def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
 def _tried(tx: Transaction, task: Task) -> Iterator[str]:
     found = task_lists.attempts(tx, task.id)
     if len(found) > _SHOWN_ATTEMPTS:
-        yield f"{len(found) - _SHOWN_ATTEMPTS:,} earlier attempts"
+        yield phrases.count(len(found) - _SHOWN_ATTEMPTS, "earlier attempt")
     for one in found[-_SHOWN_ATTEMPTS:]:
         begun = phrases.moment(one.started_at, tx.now)
         ended = "not ended" if one.ended_at is None else f"{one.status} {phrases.moment(one.ended_at, tx.now)}"
@@ -386,7 +415,7 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
 def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
     """The commands that move a task on, each with what it does."""
     if task.status.is_terminal:
-        for index, name in effects.left_in_doubt(tx, task):
+        for index, name, _ in effects.left_in_doubt(tx, task):
             choice = "--happened | --not-happened | --give-up"
             yield f"perdure settle {task.id} {index} {choice}{flags}  say what became of {name}"
         if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
@@ -394,7 +423,8 @@ def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBOD
         return
     ways: list[tuple[str, str]] = []
     for question in open_questions(tx, task):
-        ways += phrases.ways_to_answer(question.id, question.kind, flags=flags)
+        result = result_flag(questions.evidence(tx, question))
+        ways += phrases.ways_to_answer(question.id, question.kind, flags=flags, result=result)
     if task.status is TaskStatus.INTERRUPTED and not ways:
         ways.append((f"perdure resume {task.id}{flags}", "decide now, without waiting for a worker"))
     for child in task_lists.children(tx, task.id):
@@ -404,6 +434,7 @@ def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBOD
         for wait in task.waiting_for:
             if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.DEAD) for key in wait.keys):
                 ways += _run_anyway(tx, task, wait, flags)
+    ways += [_anyway(question, flags) for question, _ in _unproven(tx, task, judge)]
     if needs_worker(tx, task, judge=judge):
         ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent} goes on with it"))
         if task.parent_task_id is None:
@@ -417,7 +448,17 @@ def _run_anyway(tx: Transaction, task: Task, wait: Wait, flags: str) -> list[tup
     asked = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, wait.step_key)
     if asked is None:
         return []
-    return [(f"perdure answer {asked.id} --not-happened --anyway{flags}", "run it without that proof")]
+    return [_anyway(asked, flags)]
+
+
+def _anyway(asked: Question, flags: str) -> tuple[str, str]:
+    return f"perdure answer {asked.id} --not-happened --anyway{flags}", "run it without that proof"
+
+
+def _unproven(tx: Transaction, task: Task, judge: Judge) -> list[tuple[Question, str]]:
+    """Answers "it did not happen, run it" that nobody acts on before a worker is proven dead, and which worker."""
+    held = zombies.held_up(tx, task)
+    return [(question, holder.id) for question, holder in held if _health(tx, holder, judge) != _DEAD]
 
 
 def _last_attempt(tx: Transaction, task: Task) -> Attempt | None:

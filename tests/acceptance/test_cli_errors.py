@@ -147,6 +147,53 @@ def test_the_app_may_name_the_database(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert desk.run("answer", "Q1", "--db", "own.db", "yes").code == 0
 
 
+@pytest.mark.parametrize("named_by", ["environment", "flag", "pyproject.toml"])
+def test_the_apps_own_database_counts_before_the_environment_for_every_command(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, named_by: str
+) -> None:
+    text = (desk.folder / f"{desk.module}.py").read_text().replace("perdure.App(", 'perdure.App("own.db", ')
+    (desk.folder / f"{desk.module}x.py").write_text(text)
+    app = f"{desk.module}x:app"
+    flag = ["--app", app] if named_by == "flag" else []
+    monkeypatch.delenv("PERDURE_APP")
+    if named_by == "environment":
+        monkeypatch.setenv("PERDURE_APP", app)
+    elif named_by == "pyproject.toml":
+        (desk.folder / "pyproject.toml").write_text(f'[tool.perdure]\napp = "{app}"\n')
+
+    assert desk.run("run", "writer", "x", *flag).out == "X\n"
+
+    assert desk.run("ps", "--all", *flag).out.count("writer") == 1
+    assert not desk.db.exists()
+    desk.run("run", f"{desk.module}:writer", "y", "--db", str(desk.db))
+    assert desk.run("ps", "--all", *flag, "--db", str(desk.db)).out.count("writer") == 1
+
+
+def test_an_app_that_cannot_be_imported_keeps_nobody_from_looking(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.run("run", "writer", "x")
+    monkeypatch.setenv("PERDURE_APP", "gone:app")
+
+    looked = desk.run("ps", "--all")
+
+    assert (looked.code, looked.out.count("writer")) == (0, 1)
+    assert looked.err.startswith("there is no module gone")
+    assert desk.run("ps", "--app", "gone:app").code == 2
+
+
+@pytest.mark.parametrize("words", [("run", "writer", "x"), ("worker",), ("ps",)])
+def test_a_database_in_a_folder_that_is_not_there_is_refused(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    by_flag = desk.run(*words, "--db", "slip/x.db")
+    monkeypatch.setenv("PERDURE_DB", "slip/x.db")
+    by_name = desk.run(*words)
+
+    assert {by_flag.code, by_name.code} <= {2, 4}
+    for said in (by_flag, by_name):
+        assert said.err.startswith("perdure: there is no ") and str(desk.folder / "slip") in said.err
+    assert not (desk.folder / "slip").exists()
+
+
 def test_app_and_database_may_stand_in_pyproject(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PERDURE_DB")
     monkeypatch.delenv("PERDURE_APP")

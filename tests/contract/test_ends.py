@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,52 @@ def test_what_became_of_a_call_may_be_recorded_after_its_task_has_ended(world: W
     after = world.task(task.id)
     assert (after.status, after.finished_at, after.revision) == (task.status, task.finished_at, task.revision)
     assert [event.seq for event in world.feed(task.id)] == list(range(1, after.event_seq + 1))
+
+
+def fail_it(world: World, claim: Claim) -> None:
+    world.fail(claim)
+
+
+def cancel_it(world: World, claim: Claim) -> None:
+    assert world.end(claim.task.id, "cancel")
+
+
+def let_it_time_out(world: World, claim: Claim) -> None:
+    assert world.end(claim.task.id, "time_out")
+
+
+def cancel_its_parent(world: World, claim: Claim) -> None:
+    assert claim.task.parent_task_id is not None
+    assert world.end(claim.task.parent_task_id, "cancel")
+
+
+@pytest.mark.parametrize("end", [fail_it, cancel_it, let_it_time_out, cancel_its_parent])
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ({"verdict": "happened", "result": "r-1"}, ("completed", "r-1")),
+        ({"verdict": "give_up", "result": None}, ("failed", "nobody knows whether search happened: asked all")),
+        ({"verdict": "not_happened", "result": None}, (None, None)),
+    ],
+)
+def test_what_was_said_of_a_call_counts_though_its_task_ends_before_it_is_taken(
+    world: World, end: Callable[[World, Claim], None], said: dict[str, Any], outcome: tuple[str | None, str | None]
+) -> None:
+    claim = world.claim(world.spawn(world.start()).id)
+    world.begin(claim, "pay", risk="high")
+    asked = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    world.store.call(questions.answer, asked.id, by="ana", value=packed(said), reason="asked all")
+
+    end(world, claim)
+
+    step = world.store.read(steps.by_key, claim.task.id, "pay")
+    assert step is not None
+    output = None if step.output is None else codec.decode(step.output)
+    assert (step.outcome, output["message"] if isinstance(output, dict) else output) == outcome
+    assert (world.store.read(questions.get, asked.id).spent_at is None) is (step.outcome is None)
+    assert [event.seq for event in world.feed(claim.task.id)] == list(range(1, world.task(claim.task.id).event_seq + 1))
+    settled = [event.payload["by"] for event in world.feed(claim.task.id) if event.kind == "call_settled"]
+    assert settled == ([] if step.outcome is None else ["ana"])
 
 
 def test_only_a_call_above_low_risk_of_an_ended_task_is_settled_by_hand(world: World) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import perdure
 from perdure.errors import NotSerializable, ToolError
+from perdure.runtime import raised
 from tests import nasty
 from tests.theatre import Theatre
 
@@ -314,3 +315,34 @@ async def test_a_branch_that_the_agent_cancelled_hides_no_error_of_another_one(
         await task.result()
 
     assert len(runs) == (4 if mine is ConnectionError else 1)
+
+
+async def test_the_text_of_a_group_names_what_it_holds(house: Theatre) -> None:
+    @perdure.tool(risk="low", retries=0)
+    async def act(n: int) -> int:
+        if n > 1:
+            raise ValueError(f"bad {n}")
+        return n
+
+    @perdure.agent(retries=0)
+    async def host() -> list[int]:
+        return await perdure.gather(act(1), act(2), act(3))
+
+    with pytest.raises(perdure.TaskFailed) as failed:
+        await house.play(host)
+
+    assert failed.value.error.message == "2 of 3 failed: ValueError: bad 2; ValueError: bad 3"
+
+
+def test_a_group_in_a_group_is_named_and_a_deep_or_wide_one_is_cut() -> None:
+    inner = ExceptionGroup("inner", [KeyError("x"), *(ValueError(str(n)) for n in range(9))])
+    deep: Exception = ValueError("deepest")
+    for _ in range(50):
+        deep = ExceptionGroup("deep", [deep])
+
+    named = raised.text_of(ExceptionGroup("outer", [inner, Unspeakable()]))
+
+    held = "KeyError: 'x'; ValueError: 0; ValueError: 1; ValueError: 2; ValueError: 3; and 5 more"
+    unspeakable = f"{raised.class_name(Unspeakable())}: Unspeakable"
+    assert named == f"outer: ExceptionGroup: inner: {held}; {unspeakable}"
+    assert raised.text_of(deep).endswith("ExceptionGroup: …")

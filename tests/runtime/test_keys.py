@@ -215,6 +215,23 @@ async def test_a_name_with_slashes_is_no_parent(house: Theatre, cut: Cut) -> Non
 # -- drift ----------------------------------------------------------------------------------
 
 
+async def test_drift_says_of_an_unused_call_that_it_is_in_doubt(house: Theatre, cut: Cut) -> None:
+    @perdure.tool
+    async def act(n: int) -> int:
+        await cut.here()
+        return n
+
+    @perdure.agent
+    async def host() -> int:
+        return await act(1 if len(house.actors) == 1 else 101)
+
+    await killed_and_resumed(house, cut, host)
+    drift = await house.question(kind="call")
+
+    doubt = "while step 1 lies unused: act(n=1), which is in doubt and may have happened."
+    assert doubt in drift.text and doubt in drift.evidence["why"]
+
+
 async def test_a_low_call_that_fits_no_record_runs_and_says_so(house: Theatre, cut: Cut) -> None:
     made: list[int] = []
 

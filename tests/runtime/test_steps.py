@@ -16,6 +16,13 @@ from tests.theatre import Theatre
 # -- recorded results -----------------------------------------------------------------------
 
 
+@dataclass
+class Receipt:
+    """What a tool of these tests returns, which no other process knows."""
+
+    number: int
+
+
 async def test_a_recorded_result_is_used_and_not_bought_again(house: Theatre, ledger: Ledger) -> None:
     @perdure.tool(risk="low")
     async def search(q: str) -> list[str]:
@@ -120,18 +127,39 @@ async def test_it_happened_is_refused_with_a_result_that_the_tool_cannot_have_re
     await house.hire(host)
     doubt = await house.question()
     for wrong in ({"x": 1}, None):
-        if is_known:
-            with pytest.raises(perdure.BadInput, match="act_True returns str"):
-                await doubt.resolve(perdure.happened(wrong), by="ana")
-        else:  # Only the worker can judge it: nothing is recorded, and the question is asked anew.
+        with pytest.raises(perdure.BadInput, match=f"Q1: act_{is_known} returns str"):
             await doubt.resolve(perdure.happened(wrong), by="ana")
-            again = await house.question()
-            assert again.id != doubt.id and "returns str" in again.evidence["cause"]
-            doubt = again
     await doubt.resolve(perdure.happened("r-1"), by="ana")
 
     assert await task.result() == "r-1"
     assert ledger.done == ["act"]
+
+
+async def test_a_result_that_only_the_worker_can_judge_is_asked_for_again_with_the_reason(
+    house: Theatre, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.tool
+    async def act() -> Receipt:
+        await ledger.hold()
+        return Receipt(1)
+
+    @perdure.agent
+    async def host() -> int:
+        return (await act()).number
+
+    monkeypatch.setattr(answers, "tools_named", lambda _: [])  # As in a process that has not imported its module.
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await kill_inside(house, first, ledger)
+    await house.hire(host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.happened({"x": 1}), by="ana")
+    again = await house.question()
+    await again.resolve(perdure.happened({"number": 7}), by="ana")
+
+    assert again.text.startswith("did act() happen? (Q1 was answered, but act returns ")
+    assert 'Receipt, which {"x": 1} is not)' in again.text
+    assert await task.result() == 7
 
 
 async def test_it_did_not_happen_runs_it_again_with_the_same_token(house: Theatre, ledger: Ledger) -> None:

@@ -154,3 +154,15 @@ async def test_what_was_sent_as_json_becomes_what_the_agent_wants(house: Theatre
     await house.client.send(task.id, "at", ["logs/today"])
 
     assert await task.result() == repr([Path("logs/today")])
+
+
+@pytest.mark.parametrize("verb", ["ask", "receive"])
+async def test_a_type_that_is_only_named_is_refused_at_once(house: Theatre, verb: str) -> None:
+    @perdure.agent(retries=0)
+    async def host() -> Any:
+        if verb == "ask":
+            return await perdure.ask("How many?", type="int")  # type: ignore[call-overload]  # as a newcomer may write
+        return await perdure.receive("number", type="int")  # type: ignore[call-overload]
+
+    with pytest.raises(perdure.TaskFailed, match="type must be a type, not the text 'int': write type=int"):
+        await house.play(host)

@@ -111,6 +111,10 @@ def test_a_moment_without_a_zone_is_no_moment() -> None:
         ("Path", "logs/today", 7),
         ("Decimal", "1.50", "a lot"),
         ("datetime", "2026-01-31T09:00:00Z", "tomorrow"),
+        ("list[int]", [1], ["a"]),
+        ("dict[str, list[bool]]", {"a": [True]}, {"a": [1]}),
+        ("list[pathlib.Path]", ["a"], [1]),
+        ("dict", {"a": 1}, []),
     ],
 )
 def test_what_any_process_knows_is_refused_where_it_is_said_by_the_name_of_its_type(
@@ -121,6 +125,21 @@ def test_what_any_process_knows_is_refused_where_it_is_said_by_the_name_of_its_t
         answers.check_answer(wrong, wants, question_id="Q1")
 
     assert wants in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "annotation", [Literal["a", "b|c"], list[int], dict[str, list[bool]], int | None, list[str] | None, dt.date]
+)
+def test_a_type_is_known_again_by_its_name(annotation: Any) -> None:
+    assert answers.type_named(answers.type_word(annotation)) == annotation
+
+
+@pytest.mark.parametrize(
+    "wants", ["list[", "Literal[<Colour.RED: 'red'>]", "a.b.<locals>.C", "1 +", "f(x)", "(" * 5000]
+)
+def test_a_name_that_says_nothing_here_is_anything(wants: str) -> None:
+    assert answers.type_named(wants) is codec.ANY
+    assert list(answers.alternatives(wants))
 
 
 @pytest.mark.parametrize("wants", ["Colour", "Colour | None", "tests.unit.test_answers.Path", "any"])

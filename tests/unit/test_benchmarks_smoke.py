@@ -31,6 +31,7 @@ def test_a_tiny_session_writes_every_cell_as_json(tmp_path: Path) -> None:
         "task run",
         "task elsewhere",
         "recovery 3",
+        "recovery 3, a worker a core",
     }
     assert set(written["cells"]["steps 2"]) == {
         "count",
@@ -44,4 +45,5 @@ def test_a_tiny_session_writes_every_cell_as_json(tmp_path: Path) -> None:
         "of_limit",
     }
     assert "first_done_s" in written["cells"]["recovery 3"]
+    assert "all_done_s" in written["cells"]["recovery 3, a worker a core"]
     assert "steps 2" in ended.stdout

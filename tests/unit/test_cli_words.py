@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.cli.arguments import accept, read_arguments
+from perdure.cli.arguments import read_arguments
 from perdure.cli.moments import parse_since
 from perdure.cli.opening import _agent_of
 from perdure.definitions import AgentDefinition, definition_of
@@ -95,10 +95,33 @@ def test_one_word_too_many_is_refused() -> None:
         read(typed, "x", "1", "z")
 
 
-def test_a_value_is_made_what_the_annotation_says() -> None:
-    assert accept([{"id": "o", "amount": 1}], Order, what="it", text="") == Order("o", 1)
-    with pytest.raises(BadInput, match="it must be Order; 'x' is not"):
-        accept(["x"], Order, what="it", text="x")
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["cities=[1,2]"], "argument cities must be list[str]; '[1,2]' is not"),
+        (['cities=["A"'], """argument cities must be list[str]; '["A"' is no JSON: Expecting ',' delimiter"""),
+        (["n=x"], "argument n must be int | None; 'x' is not"),
+        (["[]", "1", "2"], "trip takes 2 arguments; '2' is one too many"),
+    ],
+)
+def test_a_word_is_refused_by_the_type_as_its_author_wrote_it(words: list[str], refused: str) -> None:
+    @perdure.agent
+    async def trip(cities: list[str], n: int | None = None) -> None:
+        """Takes cities."""
+
+    with pytest.raises(BadInput) as told:
+        read(trip, *words)
+
+    assert refused in str(told.value)
+
+
+def test_a_single_argument_is_one() -> None:
+    @perdure.agent
+    async def one(x: str) -> None:
+        """Takes one."""
+
+    with pytest.raises(BadInput, match="one takes 1 argument; 'b' is one too many"):
+        read(one, "a", "b")
 
 
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC).astimezone()

@@ -48,7 +48,7 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
     settle = f"perdure settle {claim.task.id}"
     assert f"{settle} {pay} --happened | --not-happened | --give-up --db x.db  say what became of pay" in page
     assert f"{settle} {ship} --happened | --not-happened | --give-up --db x.db  say what became of ship" in page
-    assert page.count(settle) == 2
+    assert page.count(settle) == 3  # The first line names the first of them too.
 
 
 # -- one clause -----------------------------------------------------------------------------
@@ -205,6 +205,21 @@ def test_an_open_question_is_quoted_with_whom_it_is_for(world: World) -> None:
     assert said == f'question {question.id} is open: did refund(order="o-9") happen?  (to finance)'
 
 
+def test_each_open_question_of_a_task_that_was_handed_back_is_named(world: World) -> None:
+    claim = world.start()
+    asked = [world.ask(claim, text=f"which {key}?", step_key=key) for key in "abc"]
+    world.store.call(tasks.release, claim.fence, reason="stopping")
+
+    assert because(world, claim.task.id) == f"question {asked[0].id} is open: which a?; so are Q2, Q3"
+
+
+def test_what_a_question_says_itself_is_not_said_again(world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.CALL, text="may it run? Others lie unused.", evidence=packed({"why": "Others lie"}))
+
+    assert explain(world, claim.task.id).count("Others lie") == 1
+
+
 def test_a_sleeper_says_until_when(world: World) -> None:
     claim = world.start()
     world.set_aside(claim, *timer(world.clock.now_ms() + 48 * 60_000))
@@ -232,6 +247,32 @@ def test_an_answer_that_waits_for_a_worker_to_be_gone_says_so_and_what_to_do(wor
 
     assert said == "the answer is stored and acts once the worker on host host, pid 1 is proven dead"
     assert f"perdure answer {question.id} --not-happened --anyway" in explain(world, claim.task.id)
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_run_it_says_whose_death_it_waits_for_though_nobody_works(world: World, is_dead: bool) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    question = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    world.crash(world.worker)
+    world.recover(claim.task.id)
+    if is_dead:
+        world.store.call(instances.mark_stopped, world.worker.id)
+    world.store.call(questions.answer, question.id, by="ana", value=packed({"verdict": "not_happened"}))
+
+    told = "the answer is stored and acts once the worker on host host, pid 1 is proven dead"
+    way = f"perdure answer {question.id} --not-happened --anyway"
+    assert (told in because(world, claim.task.id)) is not is_dead
+    assert (way in explain(world, claim.task.id)) is not is_dead
+
+
+@pytest.mark.parametrize("verb", ["cancel", "time_out"])
+def test_an_ended_task_says_how_many_calls_it_left_in_doubt(world: World, verb: str) -> None:
+    claim = world.start()
+    index = world.begin(claim, "pay", risk="high").step_index
+    world.end(claim.task.id, verb)
+
+    assert because(world, claim.task.id).endswith(f"; 1 call in doubt: perdure settle {claim.task.id} {index}")
 
 
 def test_several_waits_are_all_told(world: World) -> None:

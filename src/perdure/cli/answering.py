@@ -19,7 +19,6 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.definitions import returns, tools_named
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
@@ -30,9 +29,11 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, open_questions, standing
 from perdure.why import because as reason_of
-from perdure.why import moves, needs_worker, open_questions, standing
 
+_TASKS_TOLD = 20
+_OUTCOMES = {"did not happen": "did not happen", "nobody knows": "may have happened: nobody knows"}
 _WORDS = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
 Because = Annotated[str, typer.Option("--because", help="The reason; the agent is told.")]
@@ -117,7 +118,7 @@ def answer(
             if chosen is None or value is not None:
                 choice = "--happened, --not-happened or --give-up"
                 raise BadInput(f"{row.id} asks what became of a call: give {choice}", field="answer")
-            happened_with = _result(result, evidence, app) if happened else None
+            happened_with = _result(result, evidence, app, row.id) if happened else None
             said: Any = {"verdict": chosen, "result": happened_with}
         else:
             if chosen is not None or value is None:
@@ -152,7 +153,8 @@ def settle(
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
         record = client.store.read(steps.at_index, task_id, step)
-        happened_with = _result(result, {"tool": record.name}, app) if happened else None
+        evidence = {**client.store.read(questions.evidence_of_step, record), "tool": record.name}
+        happened_with = _result(result, evidence, app, f"step {step}") if happened else None
         verdict: Verdict[Any] = Verdict(chosen, happened_with)
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
@@ -160,7 +162,8 @@ def settle(
     if as_json:
         screen.put_json({**step_shape(record, given), "changed": is_done})
     else:
-        screen.put(f"{phrases.call(record.name, given)} is {record.outcome}{'' if is_done else '; nothing changed'}")
+        is_now = _OUTCOMES.get(phrases.outcome(record), f"is {record.outcome}")
+        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else '; nothing changed'}")
     if not is_done:
         raise typer.Exit(1)
 
@@ -179,10 +182,13 @@ def cancel(
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
+        doubts = client.store.read(_doubts_below, task_id, client.flags)
     if as_json:
         screen.put_json({**task_shape(row, reason), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
+        for line in doubts:
+            screen.put(line)
     else:
         screen.put(f"{standing(row, reason)}; nothing changed")
     if not is_done:
@@ -236,6 +242,8 @@ def _settle(
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now)}; nothing changed")
+    if is_ours and (unproven := client.store.read(_awaits_proof, client, row)):
+        screen.note(f"{unproven}; --anyway does not wait for that")
     if is_ours and (nobody := client.store.read(_nobody_goes_on, client, row.task_id)):
         screen.note(f"{nobody}{client.flags}, or run the line that began the task once more")
     if not is_ours:
@@ -244,6 +252,12 @@ def _settle(
 
 def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
     return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store))
+
+
+def _awaits_proof(tx: Transaction, client: Client, question: Question) -> str:
+    if question.kind is not QuestionKind.STEP_IN_DOUBT:
+        return ""
+    return awaits_proof(tx, tasks.get(tx, question.task_id), judge=judge(client.store))
 
 
 def _settled(
@@ -286,6 +300,18 @@ def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, s
     return task, reason_of(tx, task, judge=lives), list(moves(tx, task, flags=client.flags, judge=lives))
 
 
+def _doubts_below(tx: Transaction, task_id: str, flags: str) -> list[str]:
+    """What a task and those below it left in doubt when they ended."""
+    found: list[str] = []
+    todo = [task_id]
+    while todo and len(found) < _TASKS_TOLD:
+        task = tasks.get(tx, todo.pop())
+        if task.status.is_terminal and (line := left_in_doubt(tx, task, flags=flags)):
+            found.append(f"{task.agent}: {line}")
+        todo += [child.id for child in task_lists.children(tx, task.id)]
+    return found
+
+
 def _resume(tx: Transaction, task_id: str, *, by: str, recovery_limit: int, question_expiry_ms: int) -> str:
     """What was done for an interrupted task, or "" when nothing was to be done."""
     task = tasks.get(tx, task_id)
@@ -311,25 +337,17 @@ def _chosen(*, happened: bool, not_happened: bool, give_up: bool, result: str | 
     return chosen[0] if chosen else None
 
 
-def _result(text: str | None, evidence: Any, app_name: str | None) -> Any:
-    """The result of a call that happened, checked against what its tool returns where the app is known."""
+def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -> Any:
+    """The result of a call that happened, checked against what its tool returns as far as that is known."""
     try:
         value = None if text is None else json.loads(text)
     except ValueError as error:
         as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
         raise BadInput(f"--result {text!r} is no JSON: {error}. For a text write {as_text}", field="result") from None
-    name = config.app_name(app_name)
-    tool_name = evidence.get("tool") if isinstance(evidence, dict) else None
-    if name is None or not isinstance(tool_name, str):
-        return value
-    opening.load(name)
-    wanted = [returns(tool.fn) for tool in tools_named(tool_name)]
-    if not wanted or any(answers.is_of_type(value, one) for one in wanted):
-        return value
-    is_a = answers.type_word(wanted[0])
-    if text is None:
-        raise BadInput(f"{tool_name} returns {is_a}: say what it returned, with --result JSON", field="result")
-    raise BadInput(f"--result of {tool_name} must be {is_a}; {text!r} is not", field="result")
+    if (name := config.app_name(app_name)) is not None:
+        opening.load(name)
+    answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+    return value
 
 
 def _value(row: Question, text: str, evidence: Any) -> Any:

@@ -13,10 +13,13 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
-from perdure import codec
+from perdure import codec, phrases
 from perdure.codec.fitting import conform, fits
 from perdure.definitions import AgentDefinition, hints
 from perdure.errors import BadInput
+from perdure.runtime.answers import type_word
+
+_JSON_BEGINS = frozenset('[{"')
 
 
 def read_arguments(agent: AgentDefinition, words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -44,32 +47,29 @@ def read_arguments(agent: AgentDefinition, words: Sequence[str]) -> tuple[list[A
             )
         parameter = by_position[len(given)] if len(given) < len(by_position) else rest
         if parameter is None:
-            most = f"{agent.name} takes {len(by_position)} arguments"
+            most = f"{agent.name} takes {phrases.count(len(by_position), 'argument')}"
             raise BadInput(f"{most}; {word!r} is one too many", field="arguments")
         given.append(_read(word, wanted.get(parameter.name, codec.ANY), f"argument {parameter.name}"))
     return given, named
 
 
-def accept(candidates: Sequence[Any], annotation: Any, *, what: str, text: str) -> Any:
-    """The first candidate that is, or can be made, what the annotation wants. Raises BadInput when none can."""
+def _read(text: str, annotation: Any, what: str) -> Any:
+    """What the word means to the annotation: the first reading that is, or can be made, what it wants."""
+    refused = ""
+    try:
+        candidates = [json.loads(text, parse_constant=_no_number), text]
+    except ValueError as error:
+        candidates = [text]
+        refused = f"is no JSON: {error}" if text.lstrip()[:1] in _JSON_BEGINS else ""
     for value in candidates:
         made = conform(value, annotation, opened=partial(_same, value))
         if fits(made, annotation):
             return made
-    name = getattr(annotation, "__name__", None) or str(annotation)
-    raise BadInput(f"{what} must be {name}; {text!r} is not", field="arguments")
+    raise BadInput(f"{what} must be {type_word(annotation)}; {text!r} {refused or 'is not'}", field="arguments")
 
 
 def _same(value: object) -> object:
     return value
-
-
-def _read(text: str, annotation: Any, what: str) -> Any:
-    try:
-        candidates = [json.loads(text, parse_constant=_no_number), text]
-    except ValueError:
-        candidates = [text]
-    return accept(candidates, annotation, what=what, text=text)
 
 
 def _no_number(word: str) -> Any:

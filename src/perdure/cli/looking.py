@@ -17,6 +17,7 @@ from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.errors import BadInput
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
+from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
@@ -187,7 +188,7 @@ def effects(
             (
                 phrases.moment(one.effect.step.timestamp, now),
                 one.effect.step.risk or "",
-                phrases.call(one.effect.step.name, one.effect.arguments),
+                phrases.call(one.effect.step.name, phrases.arguments_of(one.effect.arguments)),
                 one.outcome,
                 f"{one.effect.agent} {tail(one.effect.step.task_id, ids)}",
                 str(one.effect.step.step_index),
@@ -263,7 +264,9 @@ def _below(asked: _Asked, now: int, flags: str) -> list[str]:
     if asked.said:
         return [asked.said]
     details = _details(question, asked.evidence, now)
-    return [*([details] if details else []), phrases.way_to_answer(question.id, question.kind, flags=flags)]
+    result = answers.result_flag(asked.evidence)
+    way = phrases.way_to_answer(question.id, question.kind, flags=flags, result=result)
+    return [*([details] if details else []), way]
 
 
 def _details(question: Question, evidence: Any, now: int) -> str:
@@ -272,12 +275,13 @@ def _details(question: Question, evidence: Any, now: int) -> str:
         if isinstance(evidence.get("started_at"), int):
             parts.append(f"began {phrases.moment(evidence['started_at'], now)}")
         for name in ("cause", "why"):
-            if evidence.get(name):
+            if evidence.get(name) and str(evidence[name]) not in question.text:
                 parts.append(phrases.one_line(str(evidence[name])))
         if evidence.get("reconcile"):
             parts.append(f"reconcile: {phrases.one_line(str(evidence['reconcile']))}")
         if question.kind is QuestionKind.ASK and evidence.get("wants") not in (None, "any"):
-            parts.append(f"wants {_WANTED.get(str(evidence['wants']), 'a value')}")
+            wants = str(evidence["wants"])
+            parts.append(f"wants {_WANTED.get(wants) or answers.told(wants)}")
     if question.expires_at is not None:
         parts.append(f"expires in {phrases.duration(question.expires_at - now)}")
     return "; ".join(parts)

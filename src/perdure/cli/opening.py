@@ -14,6 +14,7 @@ from typing import Any
 
 from perdure import config
 from perdure.app import App
+from perdure.cli import screen
 from perdure.client import Client
 from perdure.definitions import AgentDefinition, ToolDefinition, definition_of
 from perdure.errors import BadInput, StoreError
@@ -38,7 +39,9 @@ def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
 @contextmanager
 def made(db: str | None, app_name: str | None = None) -> Iterator[Client]:
     """The same for commands that may make the database."""
-    client = Client(_url(db, app_name))
+    url = _url(db, app_name)
+    _need_folder(url)
+    client = Client(url)
     with client.store:
         yield client
 
@@ -49,11 +52,7 @@ def load_app(name: str | None, db: str | None) -> App:
     if name is None:
         ways = "--app MODULE:APP, $PERDURE_APP, or app in [tool.perdure]"
         raise BadInput(f"name the app: {ways}", field="app")
-    found = load(name)
-    app = _as_app(found)
-    if app is None:
-        raise BadInput(f"{name} is {_kind(found)}, not a perdure.App", field="app")
-    return _at(app, db)
+    return _at(_app(name), db)
 
 
 def load_agent(target: str, app_name: str | None, db: str | None) -> tuple[App, AgentDefinition]:
@@ -86,14 +85,31 @@ def load(name: str) -> Any:
 
 
 def _url(db: str | None, app_name: str | None) -> str:
-    """Where the database lies. The app is imported for it only where nothing else names the database."""
+    """Where the database lies, in the order of all commands: the flag, the app's own, the environment, pyproject.toml.
+
+    An app that cannot be imported keeps nobody from looking where the database is named otherwise.
+    """
     if db is not None:
         return db
-    if app_name is None and (named := config.named_database()) is not None:
+    name = config.app_name(app_name)
+    if name is None:
+        return config.database_url()
+    try:
+        return _app(name).url
+    except BadInput as error:
+        named = config.named_database()
+        if app_name is not None or named is None:
+            raise
+        screen.note(f"{error}; this is {config.shown(named)}, as $PERDURE_DB or [tool.perdure] names it")
         return named
-    if config.app_name(app_name) is not None:
-        return load_app(app_name, None).url
-    return config.database_url()
+
+
+def _need_folder(url: str) -> None:
+    """Refuse a path whose folder is not there: a slip in it would make a second, empty database. Raises BadInput."""
+    path = sqlite_path(url)
+    if path is not None and not path.absolute().parent.is_dir():
+        where = path.absolute().parent
+        raise BadInput(f"there is no folder {where} for {path.name}; make it first, or name another place", field="db")
 
 
 def _module_name(target: str) -> str:
@@ -132,7 +148,8 @@ def _app_beside(target: str, agent: AgentDefinition, found: Any, db: str | None)
     if apps:
         return _at(next(iter(apps.values())), db)
     functions: list[Any] = [one for one in values if inspect.isfunction(one)]
-    return App(db, agents=[one for one in functions if isinstance(definition_of(one), AgentDefinition)] or [found])
+    agents = [one for one in functions if isinstance(definition_of(one), AgentDefinition)]
+    return _at(App(db, agents=agents or [found]), db)
 
 
 def _agent_of(app: App, name: str, where: str) -> AgentDefinition:
@@ -154,9 +171,19 @@ def _only_agent(app: App, target: str) -> AgentDefinition:
     return _agent_of(app, names[0], target)
 
 
+def _app(name: str) -> App:
+    found = load(name)
+    app = _as_app(found)
+    if app is None:
+        raise BadInput(f"{name} is {_kind(found)}, not a perdure.App", field="app")
+    return app
+
+
 def _at(app: App, db: str | None) -> App:
     if db is not None:
         app.use(db)
+    if app.url in (db, config.named_database()):
+        _need_folder(app.url)
     return app
 
 

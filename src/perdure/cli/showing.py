@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -22,16 +22,13 @@ from perdure.cli.shapes import (
 )
 from perdure.errors import Error
 from perdure.model.message import Message
-from perdure.model.step import NoteKind, StepKind
+from perdure.model.step import StepKind
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.why import answers, because, standing
-
-# What the lines of the attempts tell already.
-_OF_TURNS: Final = (NoteKind.TURN_STARTED, NoteKind.TURN_COMPLETED)
 
 
 def show(
@@ -45,7 +42,7 @@ def show(
 ) -> None:
     """Show one task: arguments, attempts, records, usage, messages.
 
-    Records of the beginning and the end of a turn are left out; --json has them.
+    Records that are no calls, of turns and their states, are left out; --json has them.
     --step shows the conversation and the records as they were at that record.
     """
     with opened(db, app) as client:
@@ -141,34 +138,27 @@ def _put_trace(page: _Page) -> None:
     if page.at_step is not None:
         screen.put(f"as it was at record {page.at_step}, {'' if page.seen.complete else 'not '}complete")
     has_ended = page.task.status.is_terminal
-    records = [record for record in page.seen.records if record.step.event_kind not in _OF_TURNS]
+    records = [record for record in page.seen.records if not record.step.is_note]
     shown = [_line(record, page.now, has_task_ended=has_ended) for record in records]
-    screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3)
+    errors = [phrases.error_of(record.step) for record in records]
+    below = [[] if error is None else [phrases.failure(error)] for error in errors]
+    screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3, below=below)
 
 
 def _line(record: Record, now: int, *, has_task_ended: bool) -> tuple[str, ...]:
     step = record.step
     what = step.name or step.event_kind
-    if step.is_note:
-        return (str(step.step_index), phrases.moment(step.timestamp, now), step.event_kind, "", "", "")
     # A call of low risk is mostly put on record when it has ended: how long it took is not known.
     spent = "" if step.ended_at in (None, step.timestamp) else phrases.duration(step.ended_at - step.timestamp)
+    child = f"  child {step.child_task_id}" if step.child_task_id else ""
     return (
         str(step.step_index),
         phrases.moment(step.timestamp, now),
         step.event_kind,
         phrases.outcome(step, has_task_ended=has_task_ended),
         spent,
-        phrases.call(what, arguments_of(record)) + (f"  child {step.child_task_id}" if step.child_task_id else ""),
+        phrases.call(what, phrases.arguments_of(record.input)) + child,
     )
-
-
-def arguments_of(record: Record) -> Any:
-    """The arguments of a recorded call. An imported one keeps them beside the batch it was asked for in."""
-    given = record.input
-    if isinstance(given, dict) and given.keys() == {"arguments", "batch"}:
-        return given["arguments"]
-    return given
 
 
 def _put_message(message: Message, now: int) -> None:

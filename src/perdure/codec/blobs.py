@@ -92,6 +92,8 @@ def unpack(blob: bytes | memoryview, fetch: Fetch) -> bytes:
 
     Raises Damaged that names the missing part, the part that is not what its hash says, or the unknown codec.
     """
+    if type(blob) is bytes and blob[:1] == b"J":
+        return blob[1:]
     root = _open(bytes(blob))
     if root[:1] == b"J":
         return root[1:]

@@ -42,6 +42,14 @@ def decode(body: bytes | memoryview, *, annotation: object = ANY) -> object:
     Raises Damaged if the bytes are no JSON.
     """
     text = bytes(body)
+    if _MARK not in text:  # Most values: nothing in it stands for anything else.
+        try:
+            plain: object = _parse_json(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # Read below with more room, or told what is wrong with it.
+        else:
+            if annotation is ANY or _fits_plain(plain, annotation):
+                return plain
     value = _read(text, with_classes=True)
     if annotation is ANY:
         return value

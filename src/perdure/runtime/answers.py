@@ -5,6 +5,7 @@ Looked at twice: where it is said, as far as the type is known there, and by the
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import decimal
 import pathlib
@@ -23,8 +24,10 @@ _JSON: Final = (str, bool, int, float, list, dict)
 _AS_TEXT: Final = (dt.datetime, dt.date, dt.time, dt.timedelta, uuid.UUID, decimal.Decimal, pathlib.Path)
 _BY_WORD: Final[Mapping[str, type]] = {
     **{one.__name__: one for one in (*_JSON, *_AS_TEXT, bytes)},
+    **{f"{one.__module__}.{one.__name__}": one for one in _AS_TEXT},
     "None": types.NoneType,
 }
+_MADE_OF: Final[Mapping[str, int]] = {"list": 1, "dict": 2}
 # Written as text of their own, which is not to be read as JSON: as a number, 1.50 would lose its last digit.
 WRITTEN: Final = frozenset(one.__name__ for one in _AS_TEXT)
 _HINTS: Final[Mapping[str, str]] = {
@@ -60,22 +63,58 @@ def type_word(annotation: Any) -> str:
 
 
 def type_named(word: str) -> Any:
-    """The type that `type_word` called so, as far as any process knows it: of a `list[str]`, that it is a list."""
-    known = [_BY_WORD.get(part.partition("[")[0]) for part in alternatives(word)]
-    if any(one is None for one in known):
-        return codec.ANY
-    return known[0] if len(known) == 1 else typing.Union[tuple(known)]  # noqa: UP007  # made from a list
+    """The type that `type_word` called so, as far as any process knows it: a class of its author's own is anything."""
+    tree = _parsed(word)
+    return codec.ANY if tree is None else _type_of(tree)
 
 
 def alternatives(word: str) -> Iterator[str]:
     """The members of a union by the name of the whole; what stands in brackets belongs to its member."""
-    depth, start = 0, 0
-    for place, sign in enumerate(word):
-        depth += (sign == "[") - (sign == "]")
-        if sign == "|" and depth == 0:
-            yield word[start:place].strip()
-            start = place + 1
-    yield word[start:].strip()
+    todo = [_parsed(word)]
+    while todo:
+        match todo.pop():
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                todo += [right, left]
+            case None:
+                yield word
+            case one:
+                yield ast.unparse(one)
+
+
+def choices(word: str) -> tuple[Any, ...]:
+    """All that an answer may be, where the type names each; else ()."""
+    annotation = type_named(word)
+    return get_args(annotation) if get_origin(annotation) is typing.Literal else ()
+
+
+def _parsed(word: str) -> ast.expr | None:
+    """The name of a type as Python reads it; None for what only its own process can name."""
+    try:
+        return ast.parse(word, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _type_of(tree: ast.expr) -> Any:
+    match tree:
+        case ast.Constant(value=None):
+            return types.NoneType
+        case ast.Name() | ast.Attribute():
+            return _BY_WORD.get(ast.unparse(tree), codec.ANY)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            either = _type_of(left), _type_of(right)
+            return codec.ANY if codec.ANY in either else typing.Union[either]  # noqa: UP007  # made from two values
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=named):
+            try:
+                return typing.Literal[ast.literal_eval(named)]
+            except ValueError:  # A member of an enum of its author's own.
+                return codec.ANY
+        case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _MADE_OF:
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            whole = _BY_WORD[name]
+            return whole[tuple(map(_type_of, parts))] if len(parts) == _MADE_OF[name] else whole  # type: ignore[index]  # list or dict
+        case _:
+            return codec.ANY
 
 
 def is_of_type(value: Any, annotation: Any) -> bool:
@@ -90,10 +129,22 @@ def is_made(value: Any, annotation: Any) -> bool:
     return fits(value, annotation)
 
 
+def told(wants: str) -> str:
+    """A type as a sentence names it: `an int`, `one of "a", "b"`."""
+    if known := choices(wants):
+        return f"one of {phrases.listed([phrases.shown(one) for one in known], most=20)}"
+    return f"{'an' if wants[:1] in 'aeioAEIO' else 'a'} {wants}"
+
+
 def misfit(value: Any, wants: str) -> str:
     """What a value is told that is not of the type of this name."""
-    article = "an" if wants[:1] in "aeio" else "a"
-    return f"{article} {wants}, not {phrases.shown(value)}" + (f": {_HINTS[wants]}" if wants in _HINTS else "")
+    return f"{told(wants)}, not {phrases.shown(value)}" + (f": {_HINTS[wants]}" if wants in _HINTS else "")
+
+
+def check_type(annotation: Any, field: str) -> None:
+    """Refuse a type that is only named. Raises BadInput."""
+    if isinstance(annotation, str):
+        raise BadInput(f"{field} must be a type, not the text {annotation!r}: write {field}={annotation}", field=field)
 
 
 def check_answer(value: Any, wants: str, *, question_id: str) -> None:
@@ -102,12 +153,32 @@ def check_answer(value: Any, wants: str, *, question_id: str) -> None:
         raise BadInput(f"{question_id} wants {misfit(value, wants)}", field="answer")
 
 
-def check_result(value: Any, tool_name: object, *, question_id: str) -> None:
-    """Refuse a result that the tool cannot have returned, where this process has the tool. Raises BadInput."""
-    tools = [] if not isinstance(tool_name, str) else tools_named(tool_name)
-    if tools and not any(is_of_type(value, returns(one.fn)) for one in tools):
-        text = f"{tool_name} returns {type_word(returns(tools[0].fn))}, which {phrases.shown(value)} is not"
-        raise BadInput(f"{question_id}: {text}", field="result")
+def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -> None:
+    """Refuse a result that the tool cannot have returned, by its type on record and by the tool itself if it is here.
+
+    Raises BadInput. What is on record of a type is its name alone: classes of the author's own pass by that.
+    """
+    tool, word = evidence.get("tool"), str(evidence.get("returns", "any"))
+    here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
+    judges = here or [type_named(word)]
+    if any(is_of_type(value, one) for one in judges):
+        return
+    word = type_word(here[0]) if here else word
+    if value is None:
+        how = "say what it returned, with --result JSON or happened(…)"
+        raise BadInput(f"{question_id}: {tool} returns {word}: {how}", field="result")
+    raise BadInput(f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not", field="result")
+
+
+def result_flag(evidence: object) -> str:
+    """How the command that says "it happened" goes on for this tool: with a result, without one, or with any."""
+    word = str(evidence.get("returns", "any")) if isinstance(evidence, Mapping) else "any"
+    annotation = type_named(word)
+    if annotation is codec.ANY:
+        return " [--result JSON]"
+    if annotation is types.NoneType:
+        return ""
+    return " [--result JSON]" if is_of_type(None, annotation) else " --result JSON"
 
 
 def _is_union(origin: Any) -> bool:

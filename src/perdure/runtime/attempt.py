@@ -47,6 +47,7 @@ from perdure.store.steps import NewStep, Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
+_DECIDED_S = 1.0  # so long may the write of an end take to come back once the attempt is stopped
 
 
 class Stop(Enum):
@@ -158,6 +159,7 @@ class Attempt:
         self.stopping: Stop | None = None
         self.is_draining = False
         self.is_ending = False
+        self.is_writing_end = False  # the write is under way that says how it ended
         self.is_handed_back = False
         self.outcome: tuple[TaskStatus, Error | None] | None = None  # how the task ended, if this attempt has ended it
         self.done = asyncio.Event()
@@ -201,7 +203,7 @@ class Attempt:
         if self.stopping is None:
             self.is_ending = True
             await self._end(value, error)
-        if self.stopping is not None:
+        if self.stopping is not None and self.outcome is None:
             self._cancel_calls()
             await self.waits.close()
             await endings.end_stopped(self, value, error)
@@ -259,13 +261,20 @@ class Attempt:
         if self.stopping is None or reason is Stop.LOST:
             self.stopping = reason
         if self._root is not None and not self._root.done():
-            if self.definition.is_async or self.is_ending:
+            if self.is_writing_end:
+                # The write itself may be why the task is not owned any more, and what it comes to is to be told.
+                self._loop.call_later(_DECIDED_S, self._give_up, self._root)
+            elif self.definition.is_async or self.is_ending:
                 self._root.cancel()
             else:
                 for task in list(self._bridged):
                     task.cancel()
                 if not self._bridged:
                     self._root.cancel()  # The thread goes on alone; its next perdure call ends it.
+
+    def _give_up(self, writing: asyncio.Future[Any]) -> None:
+        if self._root is writing:
+            writing.cancel()
 
     @property
     def has_lost(self) -> bool:

@@ -240,9 +240,10 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
 async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Question, Verdict[Any]]:
     """What a person says. A result that the tool cannot have returned is not taken: the question is asked again."""
     call, step, journal = matter.call, matter.step, attempt.journal
-    text = f"did {described(call)} happen?"
+    text = asked = f"did {described(call)} happen?"
     while True:
         extra = {
+            "returns": answers.type_word(call.annotation),
             "cause": matter.cause,
             "started_at": matter.started_ms,
             "reconcile": reconciled,
@@ -253,7 +254,7 @@ async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Q
         if verdict.kind != HAPPENED or not (why := _misfit(call, verdict)):
             return question, verdict
         await journal.write(questions.void, journal.fence, question.id, reason=why)
-        matter.cause = f"{matter.cause}; {question.id} was answered, but {why}"
+        text = f"{asked} ({question.id} was answered, but {why})"
 
 
 async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:

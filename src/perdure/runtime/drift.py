@@ -54,7 +54,8 @@ async def settle(attempt: Attempt, call: Call, *, parent: str, key: str, body: b
 
 def _written(tx: Transaction, step: Step) -> str:
     """A recorded call as one would write it, with its arguments: what the new call differs from."""
-    return phrases.call(step.name, payloads.plain(tx, step.payload))
+    doubt = ", which is in doubt and may have happened" if step.is_in_doubt else ""
+    return phrases.call(step.name, payloads.plain(tx, step.payload)) + doubt
 
 
 async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str, why: str) -> None:

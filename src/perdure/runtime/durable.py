@@ -95,6 +95,7 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
 
     Raises TimeoutError after `timeout_s`, and BadDelivery for one that is not what the annotation wants.
     """
+    answers.check_type(annotation, "type")
     call = Call(
         kind=StepKind.RECEIVE,
         name="receive",
@@ -150,6 +151,7 @@ async def _take_delivery(
 
 async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | None, annotation: Any) -> Any:
     """A person's answer. Raises Expired when nobody gave one in time."""
+    answers.check_type(annotation, "type")
     call = Call(
         kind=StepKind.ANSWER,
         name="ask",

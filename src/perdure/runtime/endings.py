@@ -127,7 +127,11 @@ async def _complete_together(attempt: Attempt, result: codec.Packed, notes: Sequ
     await attempt.host.until_streamed(attempt)
     journal = attempt.journal
     one = Completion(journal.fence, result, notes[0], risk_seen=journal.risk_seen)
-    return await attempt.host.complete_together(one)
+    attempt.is_writing_end = True
+    try:
+        return await attempt.host.complete_together(one)
+    finally:
+        attempt.is_writing_end = False
 
 
 async def _fail(attempt: Attempt, exc: BaseException) -> None:
@@ -236,6 +240,7 @@ def _ids(attempt: Attempt) -> dict[str, object]:
 async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
     """Write an end. False, and no error, when the lease is lost by now: somebody else has the task."""
     await attempt.host.until_streamed(attempt)
+    attempt.is_writing_end = True
     try:
         await attempt.journal.write(operation, *args, **kwargs)
     except LeaseLost:
@@ -244,4 +249,6 @@ async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any,
         if not attempt.has_lost:
             raise
         return False
+    finally:
+        attempt.is_writing_end = False
     return True

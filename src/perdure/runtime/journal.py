@@ -7,7 +7,6 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -45,7 +44,7 @@ class Journal:
         self._place = steps.Place()
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
-        self._open_alike: Counter[tuple[str, str]] = Counter()
+        self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, tuple[str, str]] = {}
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._notes: list[Note] = []
@@ -121,7 +120,7 @@ class Journal:
                     field="key",
                 )
             return named_key(parent, call.key, self._occurrences.number(parent, "", place))
-        if call.tells_apart and not call.input and self._open_alike[parent, call.name]:
+        if call.tells_apart and not call.input and self._open_alike.get((parent, call.name)):
             raise AmbiguousStep(
                 f"two calls of {call.name} without input are open at once: after a restart their results could be "
                 f"swapped. Give each a key: .options(key=…)",
@@ -135,7 +134,7 @@ class Journal:
         if call.key is not None:
             self._open_keyed[f"{parent}@{call.key}"] = (call.name, codec.digest(body))
         elif not call.input:
-            self._open_alike[parent, call.name] += 1
+            self._open_alike[parent, call.name] = self._open_alike.get((parent, call.name), 0) + 1
 
     def close(self, call: Call, key: str, *, parent: str) -> None:
         """The call has ended, in whatever way."""

@@ -16,6 +16,8 @@ _TEXT_LIMIT: Final = 10_000
 _PERDURE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 _MOST_LINKS: Final = 10
+_MOST_HELD: Final = 5
+_MOST_DEEP: Final = 5
 
 
 def class_name(exc: BaseException) -> str:
@@ -25,12 +27,28 @@ def class_name(exc: BaseException) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """An exception's text, or its class's name when it has none to give. Every store can hold it."""
+    """An exception's text, or its class's name when it has none to give. Every store can hold it.
+
+    That of a group names what it holds.
+    """
     try:
-        text = str(exc)[:_TEXT_LIMIT]
+        text = (_text_of_group(exc, _MOST_DEEP) if isinstance(exc, BaseExceptionGroup) else str(exc))[:_TEXT_LIMIT]
     except Exception:  # noqa: BLE001  # Its __str__ fails; its name must do.
         return type(exc).__name__
     return _storable(str(text))
+
+
+def _text_of_group(group: BaseExceptionGroup[BaseException], depth: int) -> str:
+    """`2 of 3 failed: ValueError: bad 2; ValueError: bad 3`."""
+    if "_perdure_text" in _space(group):  # A stand-in has the text that is on record.
+        return str(group)
+    held = []
+    for one in group.exceptions[:_MOST_HELD]:
+        inner = isinstance(one, BaseExceptionGroup) and depth > 0
+        text = _text_of_group(one, depth - 1) if inner else text_of(one) if depth > 0 else "…"  # type: ignore[arg-type]  # a group
+        held.append(f"{class_name(one)}: {text}" if text else class_name(one))
+    more = len(group.exceptions) - len(held)
+    return f"{group.message}: {'; '.join(held)}" + (f"; and {more:,} more" if more else "")
 
 
 def place_of(exc: BaseException) -> str:
@@ -77,7 +95,8 @@ def _traceback(exc: BaseException, most: int) -> Iterator[str]:
     if frames:
         yield "Traceback (most recent call last):"
         yield "".join(traceback.format_list(frames)).rstrip("\n")
-    yield f"{class_name(exc)}: {text_of(exc)}"
+    # What a group holds follows, one by one.
+    yield f"{class_name(exc)}: {exc.message if isinstance(exc, BaseExceptionGroup) else text_of(exc)}"
     group = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
     for number, one in enumerate(group[:_MOST_LINKS], 1):
         yield f"  error {number} of {len(group)}"

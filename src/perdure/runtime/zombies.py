@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from perdure.model.instance import Instance
 from perdure.model.question import Question
-from perdure.model.task import Wait, WaitKind
+from perdure.model.task import Task, Wait, WaitKind
 from perdure.runtime.until import Until, set_over
 from perdure.states import InstanceStatus
-from perdure.store import last_words, questions, steps, tasks
+from perdure.store import effects, instances, last_words, questions, steps, tasks
+from perdure.store.database import Transaction
 from perdure.store.last_words import LastWord
 
 if TYPE_CHECKING:
@@ -87,3 +89,23 @@ async def until_dead(attempt: Attempt, key: str, held_by: int, question: Questio
                 await attempt.waits.until(wait, or_done=over)
             finally:
                 returned.cancel()
+
+
+def held_up(tx: Transaction, task: Task) -> list[tuple[Question, Instance]]:
+    """Stored answers "it did not happen, run it", each with the worker that held the call and may still be inside it.
+
+    But for those that an attempt waits with already: that has its own clause.
+    """
+    doubts = {key: index for index, _, key in effects.left_in_doubt(tx, task)}
+    waits = {wait.step_key for wait in task.waiting_for if any(key.startswith(tasks.DEAD) for key in wait.keys)}
+    found = []
+    for question in questions.of_task(tx, task.id) if doubts.keys() - waits else ():
+        key = question.step_key
+        if key not in doubts or key in waits or not questions.is_to_run(tx, question):
+            continue
+        owner = steps.owner(tx, task.id, steps.at_index(tx, task.id, doubts[key]).attempt)
+        # The process that holds the task now knows itself whether the call is still inside.
+        is_own = task.execution_id is not None and owner is not None and owner.instance_id == task.instance_id
+        if owner is not None and owner.status is not None and not is_own:
+            found.append((question, instances.get(tx, owner.instance_id)))
+    return found

@@ -9,7 +9,6 @@ Locks: sessions, then tasks, each in the order of their ids.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -20,7 +19,7 @@ from perdure.model.task import Fence
 from perdure.states import ATTEMPT, TASK
 from perdure.store import events, payloads, sessions, steps
 from perdure.store.database import Row, Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 from perdure.store.tasks import move_all
 
 Sets = load("sets")
@@ -41,7 +40,7 @@ def complete_all(tx: Transaction, wanted: Sequence[Completion]) -> set[str]:
     steps.check_notes([one.note for one in wanted])
     by_id = {one.fence.task_id: one for one in wanted if results[one.fence.task_id] is not None}
     owners = [(one.fence.task_id, one.fence.execution_id, one.fence.generation) for one in by_id.values()]
-    rows = json.dumps(owners)
+    rows = as_rows(owners)
     tx.all(Sets.lock_sessions, rows=rows)
     found = tx.all(Sets.lock_alone, rows=rows)
     if not found:
@@ -51,7 +50,7 @@ def complete_all(tx: Transaction, wanted: Sequence[Completion]) -> set[str]:
     moves = [(row[1], revision, one.risk_seen, results[row[0]]) for one, row, revision in ends]
     move_all(tx, Sets.complete, moves)
     _insert_notes(tx, [(one.note, row) for one, row, _ in ends])
-    ended = json.dumps([(row[1],) for row in found])
+    ended = as_rows([(row[1],) for row in found])
     tx.run(Sets.end_attempts, rows=ended, status=ATTEMPT.target("complete"), error=None)
     events.emit_to_all(tx, [(row[1], row[3] + 2) for row in found], TASK.event("complete"))
     tx.hint()
@@ -67,7 +66,7 @@ def _insert_notes(tx: Transaction, told: Sequence[tuple[Note, Row]]) -> None:
     for note, places in alike.items():
         tx.run(
             Sets.insert_notes,
-            rows=json.dumps(places),
+            rows=as_rows(places),
             event_kind=note.kind,
             name=note.name,
             payload=payloads.keep(tx, codec.pack(note.payload)),

@@ -44,9 +44,9 @@ def open_list(
     return [_effect(tx, row) for row in rows]
 
 
-def left_in_doubt(tx: Transaction, task: Task) -> list[tuple[int, str]]:
-    """Index and name of each call without an outcome in a task that has ended."""
-    return [(row[0], row[1]) for row in tx.all(Q.in_doubt, task=task.n, from_index=0)]
+def left_in_doubt(tx: Transaction, task: Task) -> list[tuple[int, str, str]]:
+    """Index, name and key of each call of a task without an outcome; while the task goes on, one may be running."""
+    return [(row[0], row[1], row[2]) for row in tx.all(Q.in_doubt, task=task.n, from_index=0)]
 
 
 def _effect(tx: Transaction, row: Row) -> Effect:

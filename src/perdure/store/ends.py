@@ -3,7 +3,8 @@ along the children that go with it, wakes a waiting parent, and writes the event
 
 Locks: session, then every task row that may change, in one statement ordered by id.
 
-What became of a call that an ended task left in doubt can be recorded later.
+What a person has said of a call in doubt is recorded with the end, though nobody has acted on it yet; of one that an
+ended task left in doubt it can be recorded later.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perdure import codec
-from perdure.errors import BadInput, Error, InvariantError, NotFound, Refused
+from perdure.errors import BadInput, Error, InvariantError, NotFound, OutcomeUnknown, Refused
 from perdure.model.event import EventKind
-from perdure.model.step import Note
+from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
+from perdure.model.step import Note, Step
 from perdure.model.task import Fence, Mode, Task, Wait, WaitKind
+from perdure.policy.retry import ErrorClass
 from perdure.policy.risk import Risk
-from perdure.states import ATTEMPT, QUESTION, TASK, TaskStatus
+from perdure.states import ATTEMPT, QUESTION, TASK, QuestionStatus, TaskStatus
 from perdure.store import events, payloads, sessions, steps
 from perdure.store import tasks as task_ops
 from perdure.store.database import Row, Transaction
@@ -31,6 +34,8 @@ K = load("questions")
 S = load("steps")
 
 DEADLINE_EXCEEDED = "deadline exceeded"
+_OUTCOME_UNKNOWN = f"{OutcomeUnknown.__module__}.{OutcomeUnknown.__qualname__}"
+_QUESTIONS_READ = 1000
 
 
 def complete(
@@ -114,6 +119,13 @@ def settle_call(
         raise BadInput(f"record {step_index} of task {task_id} is no call above low risk", field="step")
     if step.outcome is not None:
         return False
+    _settle_call(tx, task, step, result, by=by, reason=reason)
+    return True
+
+
+def _settle_call(
+    tx: Transaction, task: Task, step: Step, result: steps.Result, *, by: str | None, reason: str | None
+) -> None:
     ended = tx.one(
         S.end,
         task=task.n,
@@ -121,7 +133,7 @@ def settle_call(
         try_number=step.try_number,
         outcome=steps.outcome_word(result),
         output=payloads.keep(tx, result.output),
-        ended_seq=_next_seq(tx, task_id),
+        ended_seq=_next_seq(tx, task.id),
         attempt=step.attempt,
         found_out=1,
         prompt_tokens=step.prompt_tokens,
@@ -129,9 +141,50 @@ def settle_call(
         cost=step.cost,
     )
     assert ended is not None, step.key
-    told = {"key": step.key, "outcome": steps.outcome_word(result), "by": by, "reason": reason}
-    events.emit(tx, task.n, _next_seq(tx, task_id), EventKind.CALL_SETTLED, told)
-    return True
+    told = {"key": step.key, "outcome": steps.outcome_word(result), "by": by or "", "reason": reason or ""}
+    events.emit(tx, task.n, _next_seq(tx, task.id), EventKind.CALL_SETTLED, told)
+
+
+def _take_answers(tx: Transaction, task: Task) -> None:
+    """What a person has said of calls in doubt counts, though the task ends before its agent has taken it.
+
+    But for "it did not happen, run it": that is true only once the call's old worker is proven dead.
+    """
+    doubts = tx.all(S.in_doubt, task=task.n, from_index=0)
+    if not doubts:
+        return
+    answered: dict[str, Question] = {}
+    for row in tx.all(K.of_task, task_id=task.id, limit=_QUESTIONS_READ):
+        one = Question.from_row(row)
+        if one.kind is QuestionKind.STEP_IN_DOUBT and one.status is QuestionStatus.ANSWERED and one.spent_at is None:
+            answered.setdefault(one.step_key, one)  # The newest comes first.
+    for index, name, key, *_ in doubts:
+        question = answered.get(key)
+        result = None if question is None else _as_said(tx, question, tool=name)
+        if question is not None and result is not None:
+            step = steps.at_index(tx, task.id, index)
+            _settle_call(tx, task, step, result, by=question.answered_by, reason=question.reason)
+            tx.run(K.spend, id=question.id)
+
+
+def _as_said(tx: Transaction, question: Question, *, tool: str) -> steps.Result | None:
+    """The outcome that an answer amounts to; None for one that has to be acted on."""
+    said = payloads.plain(tx, question.answer)
+    verdict = said.get("verdict") if isinstance(said, dict) else GIVE_UP
+    if verdict == HAPPENED:
+        assert isinstance(said, dict)
+        return steps.Result(completed=True, output=codec.pack(codec.encode(said.get("result"))))
+    if verdict == NOT_HAPPENED:
+        return None
+    return steps.Result(
+        completed=False, output=codec.pack(codec.encode(_nobody_knows(tool, question.reason).to_json()))
+    )
+
+
+def _nobody_knows(tool: str, reason: str | None) -> Error:
+    """The recorded error of a call about which someone gave up finding out."""
+    message = f"nobody knows whether {tool} happened" + (f": {reason}" if reason else "")
+    return Error(_OUTCOME_UNKNOWN, message, ErrorClass.PERMANENT, {"args": [message], "tool": tool})
 
 
 # -- the family of an ending task -----------------------------------------------------------
@@ -188,6 +241,8 @@ def _finish(
     if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
         task_ops.refuse(tx, fence, verb)
     revision = sessions.raise_revision(tx, me.root_session_id)
+    if family.has_doubts and error is not None:
+        _take_answers(tx, me)
     if family.has_questions:
         _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
     row = tx.one(
@@ -260,6 +315,7 @@ def _end(
 
 def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int) -> bool:
     """End a task that is locked and open. What is told of it later is about its calls: how one ended after it."""
+    _take_answers(tx, task)
     _cancel_questions(tx, task, revision, f"the task {TASK.target(verb)}")
     row = tx.one(
         Q.end_unfenced,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from perdure import codec
 from perdure.model.event import Event
 from perdure.store import payloads
 from perdure.store.database import Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 
 Q = load("events")
 T = load("tasks")
@@ -30,7 +29,7 @@ def emit_to_all(
     """Write the same event of many tasks, each (task, seq) under a number that was taken from its row."""
     if tasks:
         packed = payloads.small(tx, payload) if payload else _EMPTY
-        tx.run(Sets.insert_events, rows=json.dumps(tasks), kind=kind, payload=packed)
+        tx.run(Sets.insert_events, rows=as_rows(tasks), kind=kind, payload=packed)
 
 
 def tell(tx: Transaction, task_id: str, kind: str, payload: Mapping[str, Any] = _NOTHING) -> None:

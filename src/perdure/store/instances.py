@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from perdure.model.instance import Instance, InstanceType
 from perdure.store import order
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 from perdure.store.sessions import check_id
 
 Q = load("instances")
@@ -153,7 +152,7 @@ def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
         found.setdefault(instance_id, []).append((task_id, execution_id))
     if len(found) > 1:
         # All in the order of their ids: a pass holds many tasks at once, as a cascading end does.
-        tx.all(Sets.lock_owned, rows=json.dumps([one for owned in found.values() for one in owned]))
+        tx.all(Sets.lock_owned, rows=as_rows([one for owned in found.values() for one in owned]))
     done = []
     for instance_id, owned in found.items():
         done += task_ops.interrupt_all(tx, owned, reason=f"worker {instance_id} is silent or dead")

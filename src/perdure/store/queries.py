@@ -21,12 +21,14 @@ into SQL.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
 from typing import Any
+
+import msgspec
 
 from perdure.policy.lanes import PRIORITY_STEP_MS
 from perdure.policy.risk import Risk
@@ -123,6 +125,11 @@ class Queries:
 
     def __iter__(self) -> Iterator[Query]:
         return iter(self._queries.values())
+
+
+def as_rows(rows: Iterable[Sequence[object]]) -> str:
+    """Values for `:rows`, an array for each row."""
+    return msgspec.json.encode(rows).decode()
 
 
 @cache

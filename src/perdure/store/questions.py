@@ -7,12 +7,14 @@ call is found again by its step key.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perdure import codec
 from perdure.errors import BadInput, NotFound
 from perdure.model.event import EventKind
 from perdure.model.page import rows_of
 from perdure.model.question import NOT_HAPPENED, Question, QuestionKind
+from perdure.model.step import Step
 from perdure.model.task import Fence, Task, WaitKind
 from perdure.policy.recovery import Verdict
 from perdure.states import QUESTION, QuestionStatus, TaskStatus
@@ -115,6 +117,14 @@ def get(tx: Transaction, question_id: str) -> Question:
 def evidence(tx: Transaction, question: Question) -> object:
     """What the question rests on, as recorded."""
     return payloads.plain(tx, question.evidence)
+
+
+def evidence_of_step(tx: Transaction, step: Step) -> dict[str, Any]:
+    """What the newest question about a call rests on, whatever became of that; {} when nobody was asked."""
+    asked = (one for one in of_task(tx, step.task_id) if one.kind is QuestionKind.STEP_IN_DOUBT)
+    newest = next((one for one in asked if one.step_key == step.key), None)
+    found = None if newest is None else evidence(tx, newest)
+    return found if isinstance(found, dict) else {}
 
 
 def answer_of(tx: Transaction, question: Question) -> object:
@@ -279,6 +289,13 @@ def _move_on(
     waits_for_it = any(w.kind is WaitKind.QUESTION and question.id in w.keys for w in task.waiting_for)
     if task.status is TaskStatus.WAITING and task.execution_id is None and waits_for_it:
         task_ops.wake(tx, task.id)
+
+
+def is_to_run(tx: Transaction, question: Question) -> bool:
+    """Whether "it did not happen, run it" was said, which nobody has acted on, and which is to wait for proof."""
+    if question.status is not QuestionStatus.ANSWERED or question.spent_at is not None or question.anyway:
+        return False
+    return _says_not_happened(question, payloads.plain(tx, question.answer))
 
 
 def _second_answer(tx: Transaction, found: Question, *, anyway: bool) -> Question:

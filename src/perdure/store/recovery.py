@@ -22,7 +22,7 @@ from perdure.states import TASK, TaskStatus
 from perdure.store import ends, events, payloads, questions, sessions
 from perdure.store import tasks as task_ops
 from perdure.store.database import Row, Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 from perdure.store.tasks import read_error, task_from_row
 
 Q = load("recovery")
@@ -126,7 +126,7 @@ def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: in
     What is decided and written for each is what `act` would; all others are left to it, in the order given. Most tasks
     of a worker that was killed are such.
     """
-    rows = json.dumps([(task_id,) for task_id in task_ids])
+    rows = as_rows([(task_id,) for task_id in task_ids])
     # The locks of all, each kind in the order of its ids.
     tx.all(Sets.lock_sessions, rows=rows)
     found = tx.all(Sets.lock_plain, rows=rows, interrupted=TASK.event("interrupt"), recovery_limit=recovery_limit)
@@ -223,7 +223,7 @@ def _plain_case(
 def _last_steps(tx: Transaction, tasks: Sequence[_Plain]) -> dict[int, tuple[str, ...]]:
     """The last records of tasks in words, newest first."""
     found: dict[int, list[Row]] = {one.n: [] for one in tasks}
-    rows = json.dumps([(one.n, one.step_count - _SHOWN) for one in tasks])
+    rows = as_rows([(one.n, one.step_count - _SHOWN) for one in tasks])
     for row in tx.all(Sets.last_steps, rows=rows) if tasks else ():
         found[row[0]].append(row[1:])
     return {n: tuple(map(_describe, sorted(steps, reverse=True))) for n, steps in found.items()}

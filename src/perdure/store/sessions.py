@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from itertools import count
 
 from perdure.errors import BadInput, NotFound
 from perdure.store.database import Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 
 Q = load("sessions")
 Sets = load("sets")
@@ -55,7 +54,7 @@ def raise_revision(tx: Transaction, session_id: str) -> int:
 def raise_revisions(tx: Transaction, session_ids: Sequence[str]) -> list[int]:
     """The next revision of a locked session for each time it is named, in this order."""
     times = Counter(session_ids)
-    raised = tx.all(Sets.raise_revisions, rows=json.dumps(list(times.items())))
+    raised = tx.all(Sets.raise_revisions, rows=as_rows(list(times.items())))
     following = {session_id: count(revision - times[session_id] + 1) for session_id, revision in raised}
     return [next(following[session_id]) for session_id in session_ids]
 

@@ -88,6 +88,7 @@ class SqliteDatabase:
             if self._lock is not None:
                 self._lock.close()
             raise
+        self._cursor = self._connection.cursor()  # the writer's only one: to make one takes as long as a statement
         self._place = FilePlace(path) if path and not vfs else None
         self._is_soft = False
         self._answers: list[Answer] = []  # of batches that are committed, and not told yet
@@ -228,7 +229,7 @@ class SqliteDatabase:
         try:
             # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
             self._set_soft(connection, is_soft=all(isinstance(unit, _Soft) for unit, _ in batch))
-            connection.execute("BEGIN IMMEDIATE")
+            self._cursor.execute("BEGIN IMMEDIATE")
             answers, hinted = self._run_units(connection, batch, now, savepoints=False)
             if answers is None:
                 _roll_back(connection)
@@ -243,7 +244,7 @@ class SqliteDatabase:
             return [(waiter, None, failure) for _, waiter in batch], False
         self._hand_out()
         try:
-            connection.execute("COMMIT")
+            self._cursor.execute("COMMIT")
         except apsw.Error as error:
             return self._commit_failed(connection, batch, error), False
         return answers, hinted
@@ -262,7 +263,7 @@ class SqliteDatabase:
     ) -> tuple[list[Answer] | None, bool]:
         answers: list[Answer] = []
         hinted = False
-        cursor = connection.cursor()
+        cursor = self._cursor
         for unit, waiter in batch:
             before = connection.total_changes()
             if savepoints:

@@ -20,7 +20,7 @@ from perdure.model.task import Claim, Fence, Lane, Mode, Task, TaskInput, Wait, 
 from perdure.states import ATTEMPT, TASK, InstanceStatus, QuestionStatus, TaskStatus
 from perdure.store import events, payloads
 from perdure.store.database import Row, Transaction, Value
-from perdure.store.queries import Query, load
+from perdure.store.queries import Query, as_rows, load
 from perdure.store.sessions import check_id
 
 Q = load("tasks")
@@ -195,13 +195,13 @@ def interrupt(tx: Transaction, task_id: str, execution_id: str, *, reason: str, 
 
 def interrupt_all(tx: Transaction, owned: Sequence[tuple[str, str]], *, reason: str) -> list[str]:
     """The same for many attempts (task id, execution id), the tasks locked by their ids. Those this call ended."""
-    found = tx.all(Sets.lock_owned, rows=json.dumps(owned))
+    found = tx.all(Sets.lock_owned, rows=as_rows(owned))
     if not found:
         return []
     going = [(n,) for _, n, _, _ in found]
     move_all(tx, Sets.interrupt, going)
     error = payloads.small(tx, Error("Interrupted", reason, "retriable").to_json())
-    tx.run(Sets.end_attempts, rows=json.dumps(going), status=ATTEMPT.target("interrupt"), error=error)
+    tx.run(Sets.end_attempts, rows=as_rows(going), status=ATTEMPT.target("interrupt"), error=error)
     for was_waiting in (False, True):
         alike = [(n, seq + 1) for _, n, status, seq in found if (status == TaskStatus.WAITING) is was_waiting]
         told = {"reason": reason, "was_waiting": was_waiting}
@@ -289,7 +289,7 @@ def hold_session(tx: Transaction, task_id: str) -> tuple[str, str | None, str]:
 
 def move_all(tx: Transaction, query: Query, rows: Sequence[tuple[Any, ...]], **values: Value) -> None:
     """Move one locked task for each of `rows`. Raises InvariantError when one did not stand where it was seen."""
-    moved = tx.run(query, rows=json.dumps(rows), **values)
+    moved = tx.run(query, rows=as_rows(rows), **values)
     if moved != len(rows):
         raise InvariantError(f"{query.name} moved {moved} tasks instead of {len(rows)}")
 
@@ -357,7 +357,7 @@ def _earliest(waits: Sequence[Wait]) -> int:
 
 def _begin_attempts(tx: Transaction, owned: Sequence[int], instance_id: str) -> list[Claim]:
     """Record the attempts of tasks that were just claimed, and read what there is to do."""
-    rows = json.dumps([(n,) for n in owned])
+    rows = as_rows([(n,) for n in owned])
     tx.run(Sets.insert_attempts, rows=rows)
     by_n = {row[0]: row for row in tx.all(Q.claimed, rows=rows)}
     tasks = {n: task_from_row(by_n[n][:-6]) for n in owned}
@@ -368,7 +368,7 @@ def _begin_attempts(tx: Transaction, owned: Sequence[int], instance_id: str) -> 
         told = {"attempt": number, "instance": instance_id}
         events.emit_to_all(tx, alike, TASK.event("claim"), told)
         first = payloads.small(tx, {"attempt": number})
-        tx.run(Sets.insert_first_records, rows=json.dumps(alike), event_kind=NoteKind.TURN_STARTED, payload=first)
+        tx.run(Sets.insert_first_records, rows=as_rows(alike), event_kind=NoteKind.TURN_STARTED, payload=first)
     claims = []
     for n, task in tasks.items():
         assert task.execution_id is not None, task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -10,7 +9,7 @@ from perdure.errors import Damaged
 from perdure.model.step import Step
 from perdure.store import payloads
 from perdure.store.database import Row, Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 from perdure.store.steps import Trace
 
 D = load("messages")
@@ -25,7 +24,7 @@ def read_all(tx: Transaction, wanted: Sequence[tuple[str, int]]) -> dict[str, Tr
 
     One that is not whole or cannot be read is left out: `steps.trace` says of it what is wrong.
     """
-    rows = json.dumps(wanted)
+    rows = as_rows(wanted)
     records: dict[str, list[Row]] = {task_id: [] for task_id, _ in wanted}
     for row in tx.all(S.traces, rows=rows):
         records[row[0]].append(row)

@@ -75,7 +75,11 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     task_id = story.child.task.id
     (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
     early = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
-    desk.run("cancel", task_id)
+    cancelled = desk.run("cancel", story.lead.task.id)
+    doubt = f"1 call in doubt: perdure settle {task_id} {number}\n"
+    assert cancelled.out.splitlines(keepends=True)[1:] == [f"writer: {doubt}"]
+    assert doubt in desk.run("ps", "--all").out
+    assert f"perdure settle {task_id} {number}" in desk.run("doctor").out
 
     first = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
     second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
@@ -84,7 +88,28 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
     assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
     assert desk.run("effects", "--in-doubt").out == ""
+    assert "settle" not in desk.run("doctor").out
     assert desk.run("settle", task_id, str(number)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"), [("--not-happened", "did not happen"), ("--give-up", "may have happened: nobody knows")]
+)
+def test_what_was_settled_is_told_in_the_words_of_the_lists(desk: Desk, story: Story, verdict: str, said: str) -> None:
+    task_id = story.child.task.id
+    (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
+    desk.run("cancel", task_id)
+
+    settled = desk.run("settle", task_id, str(number), verdict)
+
+    assert settled.out == f'refund(amount=120, order="o-9") {said}\n'
+
+
+def test_run_it_says_that_it_waits_for_proof(desk: Desk, story: Story) -> None:
+    said = desk.run("answer", "Q1", "--not-happened", "--by", "ana")
+
+    assert "acts once the worker on host host, pid 1 is proven dead; --anyway does not wait for that" in said.err
+    assert "is proven dead" in desk.run("ps").out
 
 
 def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
@@ -144,7 +169,7 @@ def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> Non
     refused = desk.run("answer", "Q1", "--happened", "--result", "5")
 
     assert refused.code == 2
-    assert refused.err == "perdure: --result of refund must be str; '5' is not\n"
+    assert refused.err == "perdure: Q1: refund returns str, which 5 is not\n"
     assert desk.run("answer", "Q1", "--happened", "--result", '"r-1"').code == 0
 
 
@@ -155,8 +180,58 @@ def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) 
     refused = desk.run("answer", "Q1", "--happened")
 
     assert refused.code == 2
-    assert refused.err.startswith("perdure: refund returns str: say what it returned, with --result JSON")
+    assert refused.err.startswith("perdure: Q1: refund returns str: say what it returned, with --result JSON")
     assert len(desk.run("questions", "--json").json["questions"]) == 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("str", [[], ["--result", "5"]], ["--result", '"r-1"'], "--happened --result JSON"),
+        ("None", [["--result", "5"]], [], "--happened"),
+        ("int | None", [["--result", '"r-1"']], [], "--happened [--result JSON]"),
+        ("Receipt", [], [], "--happened [--result JSON]"),
+    ],
+)
+def test_what_a_tool_returns_is_judged_by_its_type_on_record(
+    desk: Desk, world: World, case: tuple[str, list[list[str]], list[str], str]
+) -> None:
+    returns, wrong, right, offered = case
+    claim = world.start()
+    evidence = packed({"tool": "elsewhere", "arguments": {}, "returns": returns})
+    world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=evidence)
+
+    assert f"    perdure answer Q1 {offered} | --not-happened" in desk.run("questions").out
+    assert f"  perdure answer Q1 {offered}  " in desk.run("why", claim.task.id).out
+    for words in wrong:
+        refused = desk.run("answer", "Q1", "--happened", *words)
+        assert (refused.code, f"perdure: Q1: elsewhere returns {returns}" in refused.err) == (2, True)
+    assert desk.run("answer", "Q1", "--happened", *right).code == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("Literal['a', 'b']", "c", "a", 'wants one of "a", "b"'),
+        ("Literal[1, '2|3']", "2", "2|3", 'wants one of 1, "2|3"'),
+        ("list[int]", '["x"]', "[1, 2]", "wants a list[int]"),
+        ("dict[str, int] | None", '{"a": "x"}', '{"a": 1}', "wants a dict[str, int] | None"),
+        ("Order", None, '{"n": 1}', "wants an Order"),
+    ],
+)
+def test_what_is_wanted_is_shown_and_judged_without_the_code_of_the_agent(
+    desk: Desk, world: World, case: tuple[str, str | None, str, str]
+) -> None:
+    wants, wrong, right, shown = case
+    claim = world.start()
+    world.ask(claim, QuestionKind.ASK, text="which?", evidence=packed({"wants": wants}))
+
+    assert shown in desk.run("questions").out
+    assert shown in desk.run("why", claim.task.id).out
+    if wrong is not None:
+        refused = desk.run("answer", "Q1", wrong)
+        assert (refused.code, f"Q1 {shown}, not " in refused.err) == (2, True)
+    assert desk.run("answer", "Q1", right).code == 0
 
 
 @pytest.mark.parametrize(

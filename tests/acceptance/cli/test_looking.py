@@ -7,11 +7,12 @@ import re
 import pytest
 
 from perdure.model.question import QuestionKind
+from perdure.model.step import Note
 from perdure.model.task import tail
-from perdure.store import questions
+from perdure.store import ends, questions, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
-from tests.world import World
+from tests.world import World, packed
 
 # -- ps -------------------------------------------------------------------------------------
 
@@ -132,6 +133,38 @@ def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
     assert "1 message: --messages prints it\n" in shown
 
 
+def test_show_and_why_tell_how_a_step_failed(desk: Desk, world: World) -> None:
+    claim = world.start()
+    error = {"type": "ValueError", "message": "bad 2", "class": "unknown", "attributes": {}, "place": "a.py:7 in act"}
+    world.record(claim, "a", steps.Result(completed=False, output=packed(error)), name="act")
+    world.record(claim, "b", steps.Result(completed=False, output=packed("no error")), name="act")
+    world.fail(claim)
+
+    assert "\n    ValueError: bad 2 (a.py:7 in act)\n" in desk.run("show", claim.task.id).out
+    assert ": failed: ValueError: bad 2 (a.py:7 in act)\n" in desk.run("why", claim.task.id).out
+
+
+def test_records_that_are_no_calls_are_left_out_of_show(desk: Desk, world: World) -> None:
+    claim = world.start()
+    notes = [Note("turn_state_entered", b"{}"), Note("text_emitted", b"{}")]
+    world.store.call(ends.complete, claim.fence, packed(1), notes=notes, risk_seen="low")
+
+    shown = desk.run("show", claim.task.id)
+
+    assert "turn_state_entered" not in shown.out and "text_emitted" not in shown.out
+    kinds = [one["kind"] for one in desk.run("show", claim.task.id, "--json").json["records"]]
+    assert kinds[-2:] == ["turn_state_entered", "text_emitted"]
+
+
+def test_an_imported_call_is_shown_with_its_arguments_alone(desk: Desk, world: World) -> None:
+    claim = world.start()
+    payload = packed({"arguments": {"order": "o-9"}, "batch": "2"})
+    world.record(claim, "find", name="find_order", risk="high", payload=payload)
+
+    for words in (["show", claim.task.id], ["why", claim.task.id], ["effects"]):
+        assert 'find_order(order="o-9")' in desk.run(*words).out
+
+
 def test_show_prints_the_conversation_and_a_terminal_is_safe_from_it(desk: Desk, story: Story) -> None:
     shown = desk.run("show", story.child.task.id, "--messages").out
 
@@ -180,6 +213,13 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
     (told,) = desk.run("questions", "--json").json["questions"]
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
+
+
+def test_questions_say_a_reason_once(desk: Desk, world: World) -> None:
+    evidence = packed({"tool": "act", "arguments": {}, "why": "The code is new."})
+    world.ask(world.start(), QuestionKind.CALL, text="may act() run? The code is new.", evidence=evidence)
+
+    assert desk.run("questions").out.count("The code is new.") == 1
 
 
 def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None:
