@@ -104,7 +104,7 @@ async def slow(n: int) -> int:
         await asyncio.sleep(1)
     return n
 
-app = perdure.App(agents=[slow, talker, writer, lead, support, failing, waiting, careful])
+app = perdure.App(agents=[writer, lead, support, failing, waiting, careful, talker, slow])
 """
 
 

@@ -97,7 +97,7 @@ def test_a_run_whose_database_is_deleted_says_so_and_does_not_count(desk: Desk, 
 
     assert said.code == 4
     assert "its file was deleted or moved away while it was open" in said.err.splitlines()[-1]
-    assert said.out == ("" if heartbeat_s == "0.2" else "slow 2\n")
+    assert "2" not in said.out.splitlines()
 
 
 def test_the_same_key_is_the_same_task(desk: Desk) -> None:

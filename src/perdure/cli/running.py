@@ -59,10 +59,11 @@ def run(
         bool, typer.Option("--json", help="Print one JSON object; before it one a line for each text streamed.")
     ] = False,
 ) -> None:
-    """Run an agent as a task, here, and print its result; on a terminal also what it streams, as it comes.
+    """Run an agent as a task, here, and print its result.
 
     The same line again joins the newest open task of this agent with these arguments, or resumes it after a crash.
     Exit code 1 when the task failed or only a person is waited for; what to answer is printed then.
+    On a terminal, what it streams is shown as it comes.
     While it runs, other open tasks of the app go on here too, as on any worker.
     """
     if key is not None and new:

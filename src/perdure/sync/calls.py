@@ -94,7 +94,7 @@ def gather(*aws: Bound[Any], return_exceptions: bool = False) -> list[Any]:
     CancelledError: then it is a BaseExceptionGroup.
     """
     for one in aws:
-        if isinstance(one, list | tuple):
+        if isinstance(one, list | tuple) and any(isinstance(inner, Bound) for inner in one):
             raise BadInput("gather takes calls one by one, not a list of them: write gather(*calls)", field="aws")
         if not isinstance(one, Bound):
             raise BadInput(f"{one!r} was called already; gather takes calls not made yet: f.bind(…)", field="aws")
