@@ -13,7 +13,7 @@ from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Claim, Fence, Usage
-from perdure.store import admission, ends, messages, questions, steps, tasks
+from perdure.store import admission, effects, ends, messages, questions, steps, tasks
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
 
 MAX = (1 << 63) - 1
@@ -325,6 +325,26 @@ def test_the_risk_seen_only_rises(world: World) -> None:
 
     assert seen == ["low", "medium", "medium", "critical", "critical", "critical"]
     assert world.task(claim.task.id).risk_seen == "critical"
+
+
+def test_an_open_step_is_kept_as_what_its_call_is_declared_by_now(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay")
+    by_now = new_step("pay", risk="high", token="t1", risk_seen="high", reconcilable=True)
+    before = world.task(claim.task.id)
+
+    for fence in stale(claim.fence):
+        with pytest.raises(LeaseLost):
+            world.store.call(steps.raise_risk, fence, by_now)
+    assert world.store.read(effects.open_list) == []
+    world.store.call(steps.raise_risk, claim.fence, by_now)
+
+    step = world.store.read(steps.by_key, claim.task.id, "pay")
+    assert step is not None
+    assert (step.risk, step.token, step.is_in_doubt) == ("high", "t1", True)
+    assert [one.step.key for one in world.store.read(effects.open_list)] == ["pay"]
+    task = world.task(claim.task.id)
+    assert (task.risk_seen, task.event_seq, task.step_count) == ("high", before.event_seq, before.step_count)
 
 
 def test_a_completed_step_ends_a_row_of_fruitless_recoveries(world: World) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.store import aio
+from perdure.store import steps as store_steps
 from perdure.trace import scope_of
 from tests.theatre import Theatre
 
@@ -33,6 +35,73 @@ async def test_inner_calls_are_recorded_under_the_outer_ones_key(house: Theatre)
     assert [one.name for one in house.steps(task)] == ["inner", "inner", "outer", "inner"]
     assert keys["inner"] != ""
     assert scope_of(house.steps(task)[3].key or "") == ""
+
+
+@pytest.mark.parametrize("kind", ["low", "high", "receive", "ask"])
+async def test_what_is_on_its_way_to_the_record_is_known_when_the_outer_call_runs_again(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    done: list[str] = []
+    tries: list[int] = []
+    submit = aio.submit
+
+    def tell_late(store: Any, operation: Any, /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        written = submit(store, operation, *args, **kwargs)
+        return asyncio.ensure_future(_late(written)) if operation is store_steps.complete and not tries else written
+
+    @perdure.tool(risk="high" if kind == "high" else "low")
+    async def act() -> str:
+        done.append("act")
+        return "told"
+
+    async def call() -> Any:
+        match kind:
+            case "receive":
+                return await perdure.receive("news")
+            case "ask":
+                return await perdure.ask("Which?")
+            case _:
+                return await act()
+
+    async def flaky() -> None:
+        await asyncio.sleep(2)
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("one of them failed")
+
+    @perdure.tool(risk="low")
+    async def outer() -> str:
+        try:
+            async with asyncio.TaskGroup() as group:
+                told = group.create_task(call())
+                group.create_task(flaky())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return str(told.result())
+
+    @perdure.agent
+    async def host() -> str:
+        return await outer()
+
+    monkeypatch.setattr(aio, "submit", tell_late)
+    await house.hire(host)
+    task = await house.client.start(host)
+    if kind == "receive":
+        await house.client.send(task.id, "news", "told")
+    elif kind == "ask":
+        await (await house.question()).answer("told", by="ana")
+
+    assert await task.result() == "told"
+    assert len(tries) == 2
+    assert len(done) == (kind in ("low", "high"))
+    assert len(house.attempts(task)) == 1
+    assert await house.client.questions() == []
+
+
+async def _late(written: asyncio.Future[Any]) -> Any:
+    result = await written
+    await asyncio.sleep(5)
+    return result
 
 
 async def test_a_retried_outer_call_does_not_run_its_inner_high_call_again(house: Theatre) -> None:

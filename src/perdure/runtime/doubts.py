@@ -72,6 +72,8 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
     """A call whose intent is on record without an outcome."""
     # A call that was dangerous when it was made is no less so because the code has changed since.
     call.risk = highest(call.risk, Risk.parse(record.risk or Risk.HIGH))
+    # Nor is one that was harmless then and is declared dangerous now: what may have happened is asked of it, too.
+    record = await attempt.journal.raise_risk(record, call, body)
     step = attempt.journal.step(call, key=record.key or "", body=body, try_number=record.try_number, token=record.token)
     if call.risk is Risk.MEDIUM:
         # Declared idempotent: one token has one effect, whoever runs it again.

@@ -7,7 +7,7 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import structs
@@ -47,6 +47,7 @@ class Journal:
         self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, tuple[str, str]] = {}
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
+        self._writing: dict[str, asyncio.Task[int]] = {}  # records of calls inside others that are on their way
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
@@ -146,12 +147,15 @@ class Journal:
             self._open_alike[parent, call.name] -= 1
 
     def is_running(self, key: str) -> bool:
-        """Whether this very call runs: the call around it was cut off and begins anew."""
-        return key in self._running
+        """Whether this very call runs, or its record is on its way: the call around it was cut off and begins anew."""
+        return key in self._running or key in self._writing
 
     async def until_settled(self, key: str) -> None:
-        """Wait while this very call still runs: the call around it was cut off and begins anew."""
-        while key in self._running:
+        """Wait until the attempt knows what this very call has come to."""
+        while self.is_running(key):
+            if key in self._writing:
+                await asyncio.wait({self._writing[key]})
+                continue
             running = self._running[key]
             if running is None:
                 running = self._running[key] = asyncio.get_running_loop().create_future()
@@ -222,10 +226,8 @@ class Journal:
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
         """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
         write = self.write_softly if counts and step.risk == Risk.LOW else self.write
-        written = await write(steps.begin, self.fence, step, question_id=question_id, counts=counts, place=self._place)
-        self.last_seq = written.last_seq
-        self._keep(step, written.step_index, None)
-        return written.step_index
+        writing = write(steps.begin, self.fence, step, question_id=question_id, counts=counts, place=self._place)
+        return await self._written(step, None, writing)
 
     async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
         """Make a call's outcome durable, with the notes that belong to it."""
@@ -233,18 +235,47 @@ class Journal:
         if notes:
             result = structs.replace(result, notes=(*result.notes, *notes))
         try:
-            written = await self.write(steps.complete, self.fence, step, result, begun=begun, place=self._place)
+            writing = self.write(steps.complete, self.fence, step, result, begun=begun, place=self._place)
+            return await self._written(step, result, writing)
         except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
             self._notes = [*notes, *self._notes]
             raise
-        self.last_seq = written.last_seq
-        self._keep(step, written.step_index, result)
-        return written.step_index
 
-    def _keep(self, step: steps.NewStep, index: int, result: steps.Result | None) -> None:
-        """Find a call inside another one again, should that one run a second time in this attempt."""
-        if scope_of(step.key):
-            self.records.add(steps.as_record(step, result, self.task.id, index, self.task.attempt))
+    async def _written(
+        self, step: steps.NewStep, result: steps.Result | None, writing: Coroutine[Any, Any, steps.Written]
+    ) -> int:
+        """Where a step was written; one inside another call is found again, should that call run a second time here."""
+        if not scope_of(step.key):
+            written = await writing
+            self.last_seq = written.last_seq
+            return written.step_index
+        # In a task of its own: who is cancelled meanwhile does not cut off what the attempt knows of its record.
+        keeping = asyncio.get_running_loop().create_task(self._write_and_keep(step, result, writing))
+        self._writing[step.key] = keeping
+        keeping.add_done_callback(lambda done: self._has_written(step.key, done))
+        return await asyncio.shield(keeping)
+
+    async def _write_and_keep(
+        self, step: steps.NewStep, result: steps.Result | None, writing: Coroutine[Any, Any, steps.Written]
+    ) -> int:
+        index, self.last_seq = await writing
+        self.records.add(steps.as_record(step, result, self.task.id, index, self.task.attempt))
+        return index
+
+    def _has_written(self, key: str, done: asyncio.Task[int]) -> None:
+        if self._writing.get(key) is done:
+            del self._writing[key]
+        if not done.cancelled():
+            done.exception()  # Looked at here too: whoever made the call may be gone.
+
+    async def raise_risk(self, record: Step, call: Call, body: bytes) -> Step:
+        """Keep a step that is open as what its call is declared to be by now, where that is more dangerous."""
+        if call.risk <= Risk.parse(record.risk or Risk.HIGH):
+            return record
+        token = self.token_for(record)
+        step = self.step(call, key=record.key or "", body=body, try_number=record.try_number, token=token)
+        await self.write(steps.raise_risk, self.fence, step)
+        return structs.replace(record, risk=str(call.risk), token=token)
 
     def note(self, note: Note) -> None:
         """Keep a note for the next step; nothing is noted while records answer."""

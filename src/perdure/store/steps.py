@@ -234,6 +234,23 @@ def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, que
     events.emit(tx, n, seq, EventKind.CALL_RUN_AGAIN, {"key": key, "question": question_id or ""})
 
 
+def raise_risk(tx: Transaction, fence: Fence, step: NewStep) -> None:
+    """A step of an earlier attempt without an outcome is declared more dangerous by now, and kept as that.
+
+    It has its token from here on, which stays the same in every attempt. Raises LeaseLost.
+    """
+    n, *_ = _prove(tx, fence, seqs=0, records=0, risk_seen=step.risk_seen)
+    tx.run(
+        Q.raise_risk,
+        task=n,
+        key=step.key,
+        try_number=step.try_number,
+        risk=step.risk,
+        token=step.token,
+        reconcilable=int(step.reconcilable),
+    )
+
+
 def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str) -> None:
     """Append records that answer no call. Raises LeaseLost."""
     if not notes:

@@ -30,6 +30,11 @@ UPDATE steps
 SET attempt = (SELECT t.attempt FROM tasks t WHERE t.id = :id), timestamp = {now}
 WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
 
+-- name: raise_risk
+UPDATE steps
+SET risk = :risk, token = :token, reconcilable = :reconcilable
+WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
+
 -- name: mark_retried
 UPDATE steps
 SET retried_at = {now}
