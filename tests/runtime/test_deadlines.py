@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import perdure
+from perdure.runtime.attempt import Stop
 from perdure.settings import Settings
+from perdure.store import ends
 from tests.theatre import Theatre
 
 FORGETFUL = Settings(
@@ -63,6 +66,45 @@ async def test_a_result_within_the_grace_time_counts(house: Theatre) -> None:
     await house.hire(host)
 
     assert await house.run(host) == "half of it"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_end_that_came_before_the_timeout_is_told_though_its_writer_had_not_heard_of_it(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    @perdure.agent(retries=0)
+    async def host() -> str:
+        await asyncio.sleep(1)
+        if fails:
+            raise ValueError("boom")
+        return "fine"
+
+    told: list[tuple[str, str]] = []
+    actor = await house.hire(
+        host, on_event=lambda what, facts: told.append((facts["status"], facts["error"])) if what == "ended" else None
+    )
+    task = await house.client.start(host)
+    await house.until_status(task, "running")
+    (attempt,) = actor.worker.attempts.values()
+    write = attempt.journal.write
+
+    async def write_slowly(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        if operation in (ends.complete, ends.fail):
+            attempt.stop(Stop.DEADLINE)
+            try:
+                await asyncio.sleep(1e6)  # Others hold the lock.
+            except asyncio.CancelledError:
+                await write(operation, *args, **kwargs)  # What was handed to the store is written all the same.
+                raise
+        return await write(operation, *args, **kwargs)
+
+    monkeypatch.setattr(attempt.journal, "write", write_slowly)
+    await attempt.done.wait()
+    await house.dismiss(actor)
+
+    ((status, error),) = told
+    assert (status, "boom" in error) == (("failed", True) if fails else ("completed", False))
+    assert house.row(task).status == status
 
 
 @pytest.mark.parametrize("is_background", [True, False])

@@ -26,12 +26,13 @@ from perdure.errors import (
     RefusedBySchema,
 )
 from perdure.model.step import Note, NoteKind
-from perdure.model.task import Wait, WaitKind
+from perdure.model.task import Task, Wait, WaitKind
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
 from perdure.runtime import doubts, raised, stand_ins
 from perdure.states import TaskStatus
 from perdure.store import ends, task_lists, tasks
 from perdure.store.completions import Completion
+from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -229,8 +230,16 @@ async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -
         if stored:
             await _complete(attempt, stored)
             return
-    if await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence):
-        attempt.outcome = TaskStatus.TIMED_OUT, None
+    await _write(attempt, ends.time_out, attempt.task.id, fence=journal.fence)
+    # An end that was on its way when the time was over may have come first: what is told is what the row says.
+    row, failure = await journal.read(_as_it_is, attempt.task.id)
+    if row.status.is_terminal and row.attempt == attempt.task.attempt:
+        attempt.outcome = row.status, failure
+
+
+def _as_it_is(tx: Transaction, task_id: str) -> tuple[Task, Error | None]:
+    row = tasks.get(tx, task_id)
+    return row, tasks.read_error(tx, row.error) if row.status is TaskStatus.FAILED else None
 
 
 def _ids(attempt: Attempt) -> dict[str, object]:
