@@ -86,6 +86,22 @@ def test_a_last_word_is_told_of_a_call_that_has_no_outcome_alone(world: World) -
     assert world.store.read(last_words.last, claim.task.id, "mail", 1) is None
 
 
+def test_a_last_word_says_nothing_of_a_call_that_was_run_again_after_it(world: World) -> None:
+    claim = world.start()
+    for key in ("pay", "mail"):
+        world.begin(claim, key, risk="high")
+    words = [LastWord(claim.task.id, key, 1) for key in ("mail", "pay")]
+    world.store.call(last_words.tell, words)
+
+    world.store.call(steps.begin_again, claim.fence, "pay", 0, question_id=None)
+
+    assert world.store.read(last_words.last, claim.task.id, "pay", 1) is None
+    assert world.store.read(last_words.last, claim.task.id, "mail", 1) == words[0]
+    later = words[1]._replace(kind=WordKind.COMPLETED, body=b'"r"')
+    world.store.call(last_words.tell, [later])
+    assert world.store.read(last_words.last, claim.task.id, "pay", 1) == later
+
+
 @pytest.mark.parametrize(
     ("kind", "outcome"),
     [(WordKind.COMPLETED, "completed"), (WordKind.NOT_CALLED, "failed"), (WordKind.CUT_OFF, None)],

@@ -377,3 +377,75 @@ async def test_a_zombie_claims_nothing_under_the_identity_it_has_lost(house: The
     assert [await one.result() for one in later] == ["ran"] * 20
     assert old not in {attempt.instance_id for one in later for attempt in house.attempts(one)}
     assert all(len(house.attempts(one)) == 1 for one in later)
+
+
+async def test_a_retired_identity_says_nothing_of_calls_that_its_process_may_still_make(
+    house: Theatre, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retired_in: list[list[str]] = []
+    looks: list[None] = []
+
+    async def until_may_call() -> None:
+        looks.append(None)
+        if len(looks) == 2:  # after the intent, before the call
+            await asyncio.sleep(1e6)
+
+    @perdure.tool
+    async def hang() -> None:
+        place.reached.set()
+        while not place.go_on.is_set():
+            try:
+                await place.go_on.wait()
+            except asyncio.CancelledError:
+                continue  # as a thread does, which nobody can cut
+
+    @perdure.agent
+    async def old() -> None:
+        await hang()
+
+    @perdure.tool
+    async def pay() -> str:
+        place.done.append(place.worker)
+        if place.worker == 2:
+            house.kill(first)
+        return "paid"
+
+    @perdure.tool(risk="low")
+    async def shop() -> str:
+        try:
+            async with asyncio.timeout(1 if place.worker == 2 else None):
+                return await pay()
+        except TimeoutError:
+            # Its intent is on record, and it was not made. Now the last call of the old identity returns.
+            place.go_on.set()
+            await house.until(lambda: house.store.read(instances.get, identity).status == "stopped")
+            retired_in.append(house.kinds(task))
+            raise
+
+    @perdure.agent
+    async def host() -> str:
+        return await shop()
+
+    @perdure.agent
+    async def other() -> None: ...
+
+    first = await house.hire(old, host)
+    identity = first.worker.instance_id
+    await house.client.start(old)
+    await freeze(place, first)
+    second = await house.hire(other)
+    await house.until(lambda: house.store.read(instances.get, identity).status == "crashed")
+    first.process.release(house.loop)
+    await house.until(lambda: first.worker.instance_id != identity)
+    await house.dismiss(second)
+    monkeypatch.setattr(first.worker, "until_may_call", until_may_call)
+    task = await house.client.start(host)
+    await house.until(lambda: place.done)
+    await house.hire(host)
+    await house.until(lambda: {"question_opened", "task_completed"} & set(house.kinds(task)))
+    doubts = [one for one in await house.client.questions() if one.task_id == task.id]
+
+    assert place.done == [2]
+    assert [("tool_call_started" in kinds, "call_ended_late" in kinds) for kinds in retired_in] == [(True, False)]
+    await doubts[0].resolve(perdure.happened("paid"), by="ana")
+    assert await task.result() == "paid"

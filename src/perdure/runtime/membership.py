@@ -37,7 +37,16 @@ T = TypeVar("T")
 class Membership:
     """What the others know of this worker. Belongs to one event loop."""
 
-    def __init__(self, store: Store, in_flight: InFlightCalls, *, killable: bool, random: Random) -> None:
+    def __init__(
+        self,
+        store: Store,
+        in_flight: InFlightCalls,
+        *,
+        killable: bool,
+        random: Random,
+        attempts: Callable[[], Collection[tuple[str, int]]],
+    ) -> None:
+        """`attempts` names those that live in this process now: task and number."""
         self.instance_id = ""
         self.registration: instances.Registration | None = None
         self.last_beat_ms = store.clock.boot_ms()
@@ -45,6 +54,7 @@ class Membership:
         self._in_flight = in_flight
         self._killable = killable
         self._random = random
+        self._attempts = attempts
         self._beaten = asyncio.Event()
         self._deadline = Deadline(int(store.settings.lease_s * 1000))
         self._lock = InstanceLock()
@@ -112,7 +122,9 @@ class Membership:
 
     async def tell_last_words(self) -> None:
         """Put on record how calls have ended whose tasks had ended before: nobody will ask this process for it."""
-        words = self._in_flight.words()
+        await self._tell_of_ended_tasks(self._words_of_the_dead())
+
+    async def _tell_of_ended_tasks(self, words: Sequence[LastWord]) -> None:
         if words and (words := await aio.read(self._store, last_words.of_ended_tasks, words)):
             with suppress(StoreBusy):  # They are told with the next heartbeat.
                 await aio.call(self._store, last_words.tell, words)
@@ -127,8 +139,9 @@ class Membership:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
         with suppress(StoreError):
+            # Attempts that live on in spite of their cancellation begin no call any more: their words stand, too.
             if self._in_flight.all():
-                await self.tell_last_words()
+                await self._tell_of_ended_tasks(self._in_flight.words())
             else:
                 await aio.call(self._store, _stop, self.instance_id, self._in_flight.words())
                 self._lock.release()
@@ -166,10 +179,15 @@ class Membership:
         """Say that an identity of this process is dead, once nothing runs under it any more."""
         if running:
             await asyncio.wait(running)
-        words = self._in_flight.words()
+        words = self._words_of_the_dead()
         await aio.call_patiently(self._store, _stop, instance_id, words)
         self._in_flight.told(words)
         lock.release()
+
+    def _words_of_the_dead(self) -> list[LastWord]:
+        """Last words of attempts that have ended. One that lives may run the call yet, and make its word untrue."""
+        alive = set(self._attempts())
+        return [word for word in self._in_flight.words() if (word.task_id, word.attempt) not in alive]
 
 
 def _stop(tx: Transaction, instance_id: str, words: Sequence[LastWord]) -> None:

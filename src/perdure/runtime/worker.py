@@ -100,7 +100,9 @@ class Worker:
         self._notify = notify
         self._news = Announcer(on_event)
         self._permits = PermitQueue(self.settings.permits, self.settings.main_permits)
-        self._member = Membership(store, self._in_flight, killable=killable, random=self.random)
+        self._member = Membership(
+            store, self._in_flight, killable=killable, random=self.random, attempts=self._live_attempts
+        )
         self._lookout = Lookout(store, self.attempts.values, self._generation, seen=self._news.look)
         self._sweeper = Sweeper(self)
         self._completions = Completions(store)
@@ -131,6 +133,9 @@ class Worker:
     @property
     def _registration(self) -> instances.Registration | None:
         return self._member.registration
+
+    def _live_attempts(self) -> list[tuple[str, int]]:
+        return [(one.task.id, one.task.attempt) for one in self.attempts.values()]
 
     def _generation(self) -> int:
         assert self._member.registration is not None

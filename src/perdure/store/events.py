@@ -53,9 +53,12 @@ def between(
     return [((row[5], row[0]), Event(row[1], row[2], row[3], _mapping(tx, row[4]), row[5])) for row in rows]
 
 
-def payloads_of(tx: Transaction, task_id: str, kind: str, *, limit: int = 1000) -> list[Mapping[str, Any]]:
-    """Payloads of a task's events of one kind, newest first."""
-    return [_mapping(tx, row[0]) for row in tx.all(Q.of_kind, id=task_id, kind=kind, limit=limit)]
+def of_either_kind(
+    tx: Transaction, task_id: str, kind: str, other: str, *, limit: int = 1000
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Kind and payload of a task's events of two kinds, newest first."""
+    rows = tx.all(Q.of_either_kind, id=task_id, kind=kind, other=other, limit=limit)
+    return [(told, _mapping(tx, payload)) for told, payload in rows]
 
 
 def add_pulses(tx: Transaction, task_id: str, *, execution_id: str, after_seq: int, number: int, packed: bytes) -> None:

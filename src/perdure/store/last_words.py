@@ -89,8 +89,14 @@ def _settle(tx: Transaction, word: LastWord, step_index: int) -> None:
 
 
 def last(tx: Transaction, task_id: str, key: str, attempt: int) -> LastWord | None:
-    """The last word about a call of one attempt, or None."""
-    for told in events.payloads_of(tx, task_id, EventKind.CALL_ENDED_LATE):
-        if (told.get("key"), told.get("attempt")) == (key, attempt):
+    """The last word about a call of one attempt, or None. Once the call has been run again, a word from before says
+    nothing of it any more, though the same attempt may hold it.
+    """
+    for kind, told in events.of_either_kind(tx, task_id, EventKind.CALL_ENDED_LATE, EventKind.CALL_RUN_AGAIN):
+        if told.get("key") != key:
+            continue
+        if kind == EventKind.CALL_RUN_AGAIN:
+            return None
+        if told.get("attempt") == attempt:
             return LastWord(task_id, key, attempt, WordKind(told["outcome"]), told["body"], told["order"])
     return None
