@@ -7,7 +7,8 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import structs
@@ -226,8 +227,9 @@ class Journal:
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
         """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
         write = self.write_softly if counts and step.risk == Risk.LOW else self.write
-        writing = write(steps.begin, self.fence, step, question_id=question_id, counts=counts, place=self._place)
-        return await self._written(step, None, writing)
+        place = self._place
+        put = partial(write, steps.begin, self.fence, step, question_id=question_id, counts=counts, place=place)
+        return await self._written(step, None, put)
 
     async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
         """Make a call's outcome durable, with the notes that belong to it."""
@@ -235,30 +237,30 @@ class Journal:
         if notes:
             result = structs.replace(result, notes=(*result.notes, *notes))
         try:
-            writing = self.write(steps.complete, self.fence, step, result, begun=begun, place=self._place)
-            return await self._written(step, result, writing)
+            write = partial(self.write, steps.complete, self.fence, step, result, begun=begun, place=self._place)
+            return await self._written(step, result, write)
         except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
             self._notes = [*notes, *self._notes]
             raise
 
     async def _written(
-        self, step: steps.NewStep, result: steps.Result | None, writing: Coroutine[Any, Any, steps.Written]
+        self, step: steps.NewStep, result: steps.Result | None, write: Callable[[], Awaitable[steps.Written]]
     ) -> int:
         """Where a step was written; one inside another call is found again, should that call run a second time here."""
         if not scope_of(step.key):
-            written = await writing
+            written = await write()
             self.last_seq = written.last_seq
             return written.step_index
         # In a task of its own: who is cancelled meanwhile does not cut off what the attempt knows of its record.
-        keeping = asyncio.get_running_loop().create_task(self._write_and_keep(step, result, writing))
+        keeping = asyncio.get_running_loop().create_task(self._write_and_keep(step, result, write))
         self._writing[step.key] = keeping
         keeping.add_done_callback(lambda done: self._has_written(step.key, done))
         return await asyncio.shield(keeping)
 
     async def _write_and_keep(
-        self, step: steps.NewStep, result: steps.Result | None, writing: Coroutine[Any, Any, steps.Written]
+        self, step: steps.NewStep, result: steps.Result | None, write: Callable[[], Awaitable[steps.Written]]
     ) -> int:
-        index, self.last_seq = await writing
+        index, self.last_seq = await write()
         self.records.add(steps.as_record(step, result, self.task.id, index, self.task.attempt))
         return index
 
