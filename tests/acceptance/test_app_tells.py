@@ -50,6 +50,8 @@ def test_a_run_that_is_cut_off_says_how_its_task_goes_on(tmp_path: Path, key: li
         text=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        # Whoever runs the tests in the background has Ctrl-C ignored in all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         hear(process.stdout, "inside")
         said = finish(process, signal.SIGINT)

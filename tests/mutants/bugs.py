@@ -53,7 +53,7 @@ def killed(play: str) -> Check:
 
 _POWER = suite("tests/crash/test_sqlite_writer.py::test_what_was_answered_survives_a_loss_of_power_at_any_call[1]")
 _FENCE = "CASE WHEN execution_id = :execution_id AND generation = :generation THEN 1 END = 1"
-_COMMIT = """            connection.execute("COMMIT")
+_COMMIT = """            self._cursor.execute("COMMIT")
         except apsw.Error as error:
             return self._commit_failed"""
 _EMIT = (
