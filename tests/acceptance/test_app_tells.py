@@ -17,6 +17,7 @@ from tests.command_line import SOURCE, finish, hear
 AGENT = """
 import asyncio, sys
 import perdure
+from perdure.settings import Settings
 
 @perdure.tool(risk="low")
 async def slow() -> None:
@@ -27,7 +28,7 @@ async def slow() -> None:
 async def agent() -> None:
     await slow()
 
-app = perdure.App("agents.db", agents=[agent])
+app = perdure.App("agents.db", agents=[agent], settings=Settings(shutdown_grace_s=0.5))
 asyncio.run(app.run(agent.options(key=sys.argv[1]) if sys.argv[1:] else agent))
 """
 
