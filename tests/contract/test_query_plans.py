@@ -41,7 +41,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.overdue": "tasks_deadline",
     "tasks.interrupted": "tasks_open",
     "tasks.due_waiters": "tasks_due",
-    "tasks.waiters_from_later": "tasks_set_aside",
+    "tasks.waiters_from_later": "tasks_due",
     "tasks.budgets": "bindings_budget",
     "tasks.orphans": "attempts_open",
     "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),

@@ -48,7 +48,9 @@ class Journal:
         self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, tuple[str, str]] = {}
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
-        self._writing: dict[str, asyncio.Task[int]] = {}  # records of calls inside others that are on their way
+        self._writing: dict[
+            str, asyncio.Task[steps.Written]
+        ] = {}  # records of calls inside others that are on their way
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
@@ -229,7 +231,8 @@ class Journal:
         write = self.write_softly if counts and step.risk == Risk.LOW else self.write
         place = self._place
         put = partial(write, steps.begin, self.fence, step, question_id=question_id, counts=counts, place=place)
-        return await self._written(step, None, put)
+        index, self.last_seq = await self._kept(step, None, put)
+        return index
 
     async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
         """Make a call's outcome durable, with the notes that belong to it."""
@@ -237,34 +240,33 @@ class Journal:
         if notes:
             result = structs.replace(result, notes=(*result.notes, *notes))
         try:
-            write = partial(self.write, steps.complete, self.fence, step, result, begun=begun, place=self._place)
-            return await self._written(step, result, write)
+            put = partial(self.write, steps.complete, self.fence, step, result, begun=begun, place=self._place)
+            index, self.last_seq = await self._kept(step, result, put)
+            return index
         except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
             self._notes = [*notes, *self._notes]
             raise
 
-    async def _written(
-        self, step: steps.NewStep, result: steps.Result | None, write: Callable[[], Awaitable[steps.Written]]
-    ) -> int:
-        """Where a step was written; one inside another call is found again, should that call run a second time here."""
+    def _kept(
+        self, step: steps.NewStep, result: steps.Result | None, put: Callable[[], Awaitable[steps.Written]]
+    ) -> Awaitable[steps.Written]:
+        """Write a step; one inside another call is found again, should that call run a second time in this attempt."""
         if not scope_of(step.key):
-            written = await write()
-            self.last_seq = written.last_seq
-            return written.step_index
+            return put()
         # In a task of its own: who is cancelled meanwhile does not cut off what the attempt knows of its record.
-        keeping = asyncio.get_running_loop().create_task(self._write_and_keep(step, result, write))
+        keeping = asyncio.get_running_loop().create_task(self._put_and_keep(step, result, put))
         self._writing[step.key] = keeping
         keeping.add_done_callback(lambda done: self._has_written(step.key, done))
-        return await asyncio.shield(keeping)
+        return asyncio.shield(keeping)
 
-    async def _write_and_keep(
-        self, step: steps.NewStep, result: steps.Result | None, write: Callable[[], Awaitable[steps.Written]]
-    ) -> int:
-        index, self.last_seq = await write()
-        self.records.add(steps.as_record(step, result, self.task.id, index, self.task.attempt))
-        return index
+    async def _put_and_keep(
+        self, step: steps.NewStep, result: steps.Result | None, put: Callable[[], Awaitable[steps.Written]]
+    ) -> steps.Written:
+        written = await put()
+        self.records.add(steps.as_record(step, result, self.task.id, written.step_index, self.task.attempt))
+        return written
 
-    def _has_written(self, key: str, done: asyncio.Task[int]) -> None:
+    def _has_written(self, key: str, done: asyncio.Task[steps.Written]) -> None:
         if self._writing.get(key) is done:
             del self._writing[key]
         if not done.cancelled():

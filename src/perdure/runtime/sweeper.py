@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 R = TypeVar("R", str, Instance)
 _BATCH = 200
+_SET_BACK_MS = 500  # less is a clock that is being corrected
 
 
 class Sweeper:
@@ -34,6 +35,7 @@ class Sweeper:
         self._store = worker.store
         self._settings = worker.settings
         self._left: Counter[Callable[..., object]] = Counter()  # rows left behind in this round, by their list
+        self._ahead_ms: int | None = None  # the wall clock before the steady one, when it was looked at last
         self._observer = Observer(worker.store.clock, int(worker.settings.lease_s * 1000))
 
     async def run(self) -> None:
@@ -51,7 +53,7 @@ class Sweeper:
     async def sweep(self) -> bool:
         """Every pass once. True when a pass found a full batch, so that there is more to do."""
         more = False
-        for one in (self._time_out, self._wake, self._expire, self._bury, self._recover):
+        for one in (self._time_out, self._wake, self._wake_from_later, self._expire, self._bury, self._recover):
             more = await self._isolated(one) or more
         return more
 
@@ -106,11 +108,22 @@ class Sweeper:
         )
 
     async def _wake(self) -> bool:
-        more = [
-            await self._round(find, lambda one: aio.call(self._store, tasks.wake, one))
-            for find in (task_lists.due_waiters, task_lists.waiters_from_later)
-        ]
-        return any(more)
+        return await self._round(task_lists.due_waiters, self._wake_one)
+
+    async def _wake_from_later(self) -> bool:
+        """At the start, and when the clock has been set back since: who waits for a time counts anew how long."""
+        clock = self._store.clock
+        ahead_ms = clock.now_ms() - clock.boot_ms()
+        known_ms, self._ahead_ms = self._ahead_ms, ahead_ms
+        if known_ms is not None and ahead_ms > known_ms - _SET_BACK_MS:
+            return False
+        more = await self._round(task_lists.waiters_from_later, self._wake_one)
+        if more:
+            self._ahead_ms = None
+        return more
+
+    async def _wake_one(self, task_id: str) -> bool:
+        return await aio.call(self._store, tasks.wake, task_id)
 
     async def _expire(self) -> bool:
         return await self._round(questions.overdue, self._expire_one)

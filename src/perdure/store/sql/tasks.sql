@@ -330,11 +330,13 @@ ORDER BY t.available_at, t.n
 LIMIT :limit OFFSET :skip
 
 -- name: waiters_from_later
--- Set aside later than it is now: the clock was set back. Two workers' clocks may be a second apart.
+-- Set aside later than it is now: the clock was set back. Two workers' clocks may be a second apart. No index of its own,
+-- which every step would have to keep: it goes through all that wait for a time, and is asked once in a while.
 SELECT t.id
 FROM tasks t
-WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.updated_at > {now} + 1000 AND t.available_at < :never
-ORDER BY t.updated_at, t.n
+WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.available_at > {now} AND t.available_at < :never
+    AND t.updated_at > {now} + 1000
+ORDER BY t.available_at, t.n
 LIMIT :limit OFFSET :skip
 
 -- name: release

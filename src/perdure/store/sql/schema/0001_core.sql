@@ -135,7 +135,6 @@ CREATE INDEX tasks_claim ON tasks (lane, rank, n, available_at) WHERE status = {
 CREATE INDEX tasks_recovery ON tasks (generation, status, deadline_at) WHERE execution_id IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (deadline_at) WHERE finished_at IS NULL AND deadline_at IS NOT NULL;
 CREATE INDEX tasks_due ON tasks (available_at) WHERE status = {status:task.waiting} AND execution_id IS NULL;
-CREATE INDEX tasks_set_aside ON tasks (updated_at) WHERE status = {status:task.waiting} AND execution_id IS NULL;
 
 -- What a task was asked to do; written once.
 CREATE TABLE task_inputs (
