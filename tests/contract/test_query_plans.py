@@ -129,7 +129,8 @@ def test_no_index_holds_what_every_step_changes_in_its_task(world: World) -> Non
     else:
         sql = (
             "SELECT a.attname FROM pg_index i "
-            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) WHERE i.indrelid = 'tasks'::regclass"
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) "
+            "WHERE i.indrelid = 'tasks'::regclass"
         )
     indexed = {row[0] for row in world.rows(sql)}
     recorded = load("tasks").record_step.sqlite.partition(" SET ")[2].partition(" WHERE id ")[0]

@@ -366,9 +366,8 @@ async def test_sys_exit_in_a_tool_is_its_error_and_not_the_end_of_the_worker(hou
     assert await house.play(host) == ["sys.exit(1) was called", "SystemExit was raised: 2"]
 
 
-async def test_a_person_may_say_not_to_wait_for_a_call_that_hangs_in_this_very_worker(house: Theatre) -> None:
-    runs: list[int] = []
-    lets_go = asyncio.Event()
+def _hangs_once(runs: list[int], lets_go: asyncio.Event) -> Any:
+    """An agent whose call is cut off the first time, and then hangs until it is let go."""
 
     @perdure.tool(timeout=2)
     async def act() -> str:
@@ -383,6 +382,15 @@ async def test_a_person_may_say_not_to_wait_for_a_call_that_hangs_in_this_very_w
     @perdure.agent
     async def host() -> str:
         return await act()
+
+    return host
+
+
+async def test_a_person_may_say_not_to_wait_for_a_call_that_hangs_in_this_very_worker(house: Theatre) -> None:
+    runs: list[int] = []
+    lets_go = asyncio.Event()
+
+    host = _hangs_once(runs, lets_go)
 
     actor = await house.hire(host)
     task = await house.client.start(host)
@@ -407,19 +415,7 @@ async def test_an_answer_acts_as_soon_as_the_call_has_returned_that_hung_in_this
     runs: list[int] = []
     lets_go = asyncio.Event()
 
-    @perdure.tool(timeout=2)
-    async def act() -> str:
-        runs.append(len(runs))
-        if len(runs) == 1:
-            try:
-                await asyncio.sleep(1e6)
-            except asyncio.CancelledError:
-                await lets_go.wait()
-        return f"run {len(runs)}"
-
-    @perdure.agent
-    async def host() -> str:
-        return await act()
+    host = _hangs_once(runs, lets_go)
 
     await house.hire(host)
     task = await house.client.start(host)
