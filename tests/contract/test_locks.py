@@ -80,8 +80,8 @@ class Recorder:
         self.writes.append(query.name)
         return self.tx.run(query, **values)
 
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
-        self.tx.many(query, rows)
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
+        return self.tx.many(query, rows)
 
     def new_id(self) -> str:
         return self.tx.new_id()

@@ -78,7 +78,7 @@ BUGS: Final = (
     Bug(
         "answers before the commit",
         _POWER,
-        (Patch("store/sqlite.py", _COMMIT, f"            deliver_all(answers)\n{_COMMIT}"),),
+        (Patch("store/sqlite.py", _COMMIT, f"            deliver_all(ran.answers)\n{_COMMIT}"),),
     ),
     Bug(
         "commits without a sync",
@@ -91,7 +91,7 @@ BUGS: Final = (
     Bug(
         "keeps what a failed unit wrote",
         contract("test_database.py::test_a_failure_after_a_write_undoes_its_unit_alone"),
-        (Patch("store/sqlite.py", 'connection.execute("ROLLBACK TO unit")', "pass"),),
+        (Patch("store/sqlite_units.py", 'self._connection.execute("ROLLBACK TO unit")', "pass"),),
     ),
     Bug(
         "takes writes from anybody",

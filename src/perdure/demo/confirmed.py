@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.demo.ledger import Ledger
+from perdure.states import TaskStatus
 from perdure.store import Store
-from perdure.store.database import Database, Row, Transaction, Unit, Value, Waiter
+from perdure.store.database import Database, Joint, JointUnit, Row, Transaction, Unit, Value, Waiter
 from perdure.store.queries import Query
 
 Line = tuple[str | int, ...]
@@ -51,6 +53,7 @@ _ROWS: Mapping[str, Callable[[Mapping[str, Value]], Line]] = {
     "tasks.insert": lambda v: ("task", str(v["id"])),
     "tasks.finish": lambda v: ("end", str(v["id"]), str(v["status"])),
     "tasks.end_unfenced": lambda v: ("end", str(v["id"]), str(v["status"])),
+    "tasks.complete_alone": lambda v: ("end", str(v["id"]), TaskStatus.COMPLETED),
     "steps.insert": _step,
     "steps.end": _step,
     "messages.insert": lambda v: ("message", _number(v["task"]), _number(v["seq"]), digest_of(v["content"])),
@@ -60,12 +63,21 @@ _ROWS: Mapping[str, Callable[[Mapping[str, Value]], Line]] = {
 }
 
 
+def _ends(values: Mapping[str, Value]) -> Sequence[Line]:
+    return [("end", row[0], TaskStatus.COMPLETED) for row in json.loads(str(values["rows"]))]
+
+
+# The same of statements about many rows.
+_SETS: Mapping[str, Callable[[Mapping[str, Value]], Sequence[Line]]] = {"sets.complete": _ends}
+
+
 class WatchedDatabase:
     """A database like the one behind it."""
 
     def __init__(self, inner: Database, ledger: Ledger) -> None:
         self._inner = inner
         self._ledger = ledger
+        self._joints: dict[Joint[Any, Any], Joint[Any, Any]] = {}
         self.url = inner.url
         self.dialect = inner.dialect
         self.clock = inner.clock
@@ -73,6 +85,10 @@ class WatchedDatabase:
     def write(self, unit: Unit[Any], waiter: Waiter) -> None:
         """As the database behind it does, and noted once it is confirmed."""
         seen: list[Line] = []
+        if isinstance(unit, JointUnit):
+            joint = self._joints.setdefault(unit.joint, _seeing(unit.joint))
+            self._inner.write(JointUnit(joint, (unit.item, seen)), _Noting(waiter, seen, self._ledger))
+            return
 
         def seeing(tx: Transaction) -> Any:
             seen.clear()  # A unit may be run twice.
@@ -117,6 +133,25 @@ class _Noting:
         self._waiter.deliver(result, error)
 
 
+def _seeing(joint: Joint[Any, Any]) -> Joint[tuple[Any, list[Line]], Any]:
+    """A joint operation whose items each bring a list for the row that is written of it."""
+
+    def alone(tx: Transaction, one: tuple[Any, list[Line]], /) -> Any:
+        item, seen = one
+        seen.clear()  # It may be run twice.
+        return joint.alone(_Seeing(tx, seen), item)
+
+    def together(tx: Transaction, every: Sequence[tuple[Any, list[Line]]], /) -> Sequence[Any] | None:
+        lines: list[Line] = []
+        answers = joint.together(_Seeing(tx, lines), [item for item, _ in every])
+        if answers is not None:
+            for (_, seen), line in zip(every, lines, strict=True):
+                seen[:] = [line]
+        return answers
+
+    return Joint(alone, together)
+
+
 class _Seeing:
     """A transaction that remembers which rows were written in it."""
 
@@ -144,13 +179,13 @@ class _Seeing:
             self._see(query, values)
         return changed
 
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
         def each() -> Iterator[Mapping[str, Value]]:
             for values in rows:
                 self._see(query, values)
                 yield values
 
-        self._tx.many(query, each())
+        return self._tx.many(query, each())
 
     def new_id(self) -> str:
         return self._tx.new_id()
@@ -165,6 +200,8 @@ class _Seeing:
         describe = _ROWS.get(query.name)
         if describe is not None:
             self._seen.append(describe(values))
+        elif (describe_all := _SETS.get(query.name)) is not None:
+            self._seen += describe_all(values)
 
 
 def _number(value: Value) -> int:

@@ -164,7 +164,7 @@ def _every_task(tx: Transaction) -> list[Task]:
 
 def _read_task(tx: Transaction, task: Task, rows: _Rows) -> None:
     rows.found.add(("task", task.id))
-    rows.found.add(("end", task.id, str(task.status)))
+    rows.found |= {("end", task.id, str(task.status)), ("end", task.n, str(task.status))}
     prompt = codec.decode(tasks.get_input(tx, task.id).prompt)
     assert isinstance(prompt, Mapping), task.id
     rows.runs[task.id] = str(prompt["run"])

@@ -19,7 +19,7 @@ from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.call import Call
-from perdure.store import Store, Transaction, aio, steps
+from perdure.store import Store, Transaction, aio, outcomes, steps
 from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
@@ -42,7 +42,8 @@ class Journal:
         self.answered = 0
         self._until_answer: list[asyncio.Future[None]] = []
         self.last_seq = claim.task.event_seq
-        self._place = steps.Place()
+        # As the last write of a step left it; unknown once something else of the attempt was written.
+        self._place = steps.Place(claim.task.n, claim.task.event_seq, claim.task.step_count, claim.task.attempt)
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
         self._open_alike: dict[tuple[str, str], int] = {}
@@ -76,9 +77,13 @@ class Journal:
 
         But for RefusedBySchema: what was to be written is at fault, and whoever gave it is told.
         """
+        self._place.n = 0  # What was written may take numbers that the next step would think free.
+        return await self._written(partial(aio.submit, self.store, operation, *args, **kwargs))
+
+    async def _written(self, submit: Callable[[], asyncio.Future[T]]) -> T:
         while True:
             try:
-                return await aio.submit(self.store, operation, *args, **kwargs)
+                return await submit()
             except StoreBusy:
                 await asyncio.sleep(aio.BUSY_AGAIN_S)
             except RefusedBySchema:
@@ -90,6 +95,7 @@ class Journal:
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Like `write` for what may be lost with the power: it is on disk with the next durable write."""
+        self._place.n = 0
         try:
             return await aio.call_softly(self.store, operation, *args, **kwargs)
         except RefusedBySchema:
@@ -228,9 +234,11 @@ class Journal:
 
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
         """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
-        write = self.write_softly if counts and step.risk == Risk.LOW else self.write
-        place = self._place
-        put = partial(write, steps.begin, self.fence, step, question_id=question_id, counts=counts, place=place)
+        begin = partial(steps.begin, fence=self.fence, step=step, question_id=question_id, counts=counts)
+        if counts and step.risk == Risk.LOW:
+            put = partial(self.write_softly, begin)
+        else:
+            put = partial(self._written, partial(aio.submit, self.store, begin, place=self._place))
         index, self.last_seq = await self._kept(step, None, put)
         return index
 
@@ -240,7 +248,12 @@ class Journal:
         if notes:
             result = structs.replace(result, notes=(*result.notes, *notes))
         try:
-            put = partial(self.write, steps.complete, self.fence, step, result, begun=begun, place=self._place)
+            if not begun and outcomes.is_plain(result, self._place):
+                outcome = outcomes.Outcome(self.fence, step, result, self._place)
+                put = partial(self._written, partial(aio.submit_joint, self.store, outcomes.RECORD, outcome))
+            else:
+                complete = partial(steps.complete, fence=self.fence, step=step, result=result, begun=begun)
+                put = partial(self._written, partial(aio.submit, self.store, complete, place=self._place))
             index, self.last_seq = await self._kept(step, result, put)
             return index
         except PerdureError:  # Refused, and nothing was written: the next step takes the notes.

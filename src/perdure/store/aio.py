@@ -11,10 +11,11 @@ from typing import ParamSpec, TypeVar
 
 from perdure.errors import StoreBusy
 from perdure.store import Operation, Store
-from perdure.store.database import LoopWaiter
+from perdure.store.database import Joint, JointUnit, LoopWaiter
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 BUSY_AGAIN_S = 0.05  # how soon a busy store is asked again
@@ -24,6 +25,13 @@ def submit(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs:
     """Have `operation` run in a transaction; the future is done once it is durable."""
     waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
     store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
+    return waiter.future
+
+
+def submit_joint(store: Store, joint: Joint[Item, T], item: Item) -> asyncio.Future[T]:
+    """The same for an operation that may be run together with those of others."""
+    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    store.database.write(JointUnit(joint, item), waiter)
     return waiter.future
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.clock import Clock
 from perdure.store.queries import Query
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 Row = tuple[Any, ...]
 Value = str | int | float | bytes | None
 
@@ -42,8 +44,8 @@ class Transaction(Protocol):
         """Run a statement without rows; how many rows it changed."""
         ...
 
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
-        """Run a statement once for each row of values, in this order."""
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
+        """Run a statement without rows once for each row of values, in this order; how many rows all have changed."""
         ...
 
     def new_id(self) -> str:
@@ -60,6 +62,33 @@ class Transaction(Protocol):
 
 
 Unit = Callable[[Transaction], T]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint(Generic[Item, T]):
+    """An operation on one item that a database may run for many callers in one transaction with fewer statements.
+
+    `together` answers for each of the items, in their order. Where one of them is not as it was thought to be, it
+    returns None or raises: then all it has written is rolled back, and `alone` answers for each.
+    """
+
+    alone: Callable[[Transaction, Item], T]
+    together: Callable[[Transaction, Sequence[Item]], Sequence[T] | None]
+
+    def __call__(self, tx: Transaction, item: Item, /) -> T:
+        return self.alone(tx, item)
+
+
+class JointUnit(Generic[Item, T]):
+    """A unit of a joint operation."""
+
+    __slots__ = ("item", "joint")
+
+    def __init__(self, joint: Joint[Item, T], item: Item) -> None:
+        self.joint, self.item = joint, item
+
+    def __call__(self, tx: Transaction) -> T:
+        return self.joint.alone(tx, self.item)
 
 
 class Waiter(Protocol):

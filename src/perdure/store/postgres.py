@@ -83,13 +83,14 @@ class PostgresTransaction:
             values["now"] = self.now
         return self._cursor.execute(query.postgres.encode(), values).rowcount
 
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
         wants_now = query.wants_now
         every = [{**row, "now": self.now} if wants_now else row for row in rows]
         if len(every) == 1:  # The pipeline that many use costs more than it saves for one.
             self._cursor.execute(query.postgres.encode(), every[0])
         elif every:
             self._cursor.executemany(query.postgres.encode(), every)
+        return self._cursor.rowcount if every else 0
 
     def new_id(self) -> str:
         return self._ids.new(self.now)

@@ -39,6 +39,7 @@ from perdure.store.queries import SQLITE
 from perdure.store.sqlite_errors import as_told, translate, unwritable
 from perdure.store.sqlite_file import is_empty, prepare_file
 from perdure.store.sqlite_transaction import SqliteTransaction
+from perdure.store.sqlite_units import Batch, Job
 from perdure.store.wakeup import Wakeup
 from perdure.store.writer_lock import WriterLock
 
@@ -48,8 +49,6 @@ _HOLD_FROM, _HOLD_UP_TO = 16, 64
 _READERS = 2
 _READ_TOGETHER = 8
 _CACHE_KIB = 65_536
-
-_Job = tuple[Unit[Any], Waiter]
 
 
 class SqliteDatabase:
@@ -73,7 +72,7 @@ class SqliteDatabase:
         self._ids, self._settings = ids, settings
         self._pid, self._forks = os.getpid(), Forks.count
         self._failure: StoreError | None = None
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
         self._idle = threading.Lock()
         self._idle.acquire()
         self._is_idle = False
@@ -93,7 +92,7 @@ class SqliteDatabase:
         self._is_soft = False
         self._answers: list[Answer] = []  # of batches that are committed, and not told yet
         self._checkpointer = Checkpointer(self._new_connection, writer=self._connection) if path and not vfs else None
-        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._readers = [self._start(self._read_all, f"read-{i}") for i in range(_READERS if path and not vfs else 0)]
         self._writer = None if inline else self._start(self._write_all, "write")
 
@@ -187,7 +186,7 @@ class SqliteDatabase:
         except apsw.Error:  # The disk failed again; what is committed lies in the log and is found there.
             return
 
-    def _commit(self, batch: list[_Job]) -> None:
+    def _commit(self, batch: list[Job]) -> None:
         connection = self._connection
         if self._failure is not None:
             self._answers += [(waiter, None, self._closed()) for _, waiter in batch]
@@ -223,19 +222,18 @@ class SqliteDatabase:
         answers, self._answers = self._answers, []
         deliver_all(answers)
 
-    def _run_batch(self, connection: apsw.Connection, batch: list[_Job]) -> tuple[list[Answer], bool]:
+    def _run_batch(self, connection: apsw.Connection, batch: list[Job]) -> tuple[list[Answer], bool]:
         """Run and commit a batch; if a unit fails after a write, once more with a savepoint each."""
         now = self.clock.now_ms()
         try:
             # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
             self._set_soft(connection, is_soft=all(isinstance(unit, _Soft) for unit, _ in batch))
             self._cursor.execute("BEGIN IMMEDIATE")
-            answers, hinted = self._run_units(connection, batch, now, savepoints=False)
-            if answers is None:
+            ran = Batch(self._cursor, now, self._ids).run(batch)
+            if ran is None:
                 _roll_back(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                answers, hinted = self._run_units(connection, batch, now, savepoints=True)
-                assert answers is not None
+                ran = Batch(self._cursor, now, self._ids).run_apart(batch)
         except (apsw.Error, StoreError) as error:
             if isinstance(error, apsw.IOError):
                 return self._commit_failed(connection, batch, error), False
@@ -247,7 +245,7 @@ class SqliteDatabase:
             self._cursor.execute("COMMIT")
         except apsw.Error as error:
             return self._commit_failed(connection, batch, error), False
-        return answers, hinted
+        return ran.answers, ran.hinted
 
     def _set_soft(self, connection: apsw.Connection, *, is_soft: bool) -> None:
         """Say whether the next commit must reach the disk.
@@ -258,36 +256,7 @@ class SqliteDatabase:
             connection.execute("PRAGMA synchronous = NORMAL" if is_soft else "PRAGMA synchronous = FULL")
             self._is_soft = is_soft
 
-    def _run_units(
-        self, connection: apsw.Connection, batch: list[_Job], now: int, *, savepoints: bool
-    ) -> tuple[list[Answer] | None, bool]:
-        answers: list[Answer] = []
-        hinted = False
-        cursor = self._cursor
-        for unit, waiter in batch:
-            before = connection.total_changes()
-            if savepoints:
-                connection.execute("SAVEPOINT unit")
-            tx = SqliteTransaction(cursor, now, self._ids)
-            try:
-                answers.append((waiter, unit(tx), None))
-                hinted = hinted or tx.hinted
-            except BaseException as error:  # Whatever a unit raises is its caller's, never the writer's.
-                # A full disk or an I/O error ends the whole transaction inside SQLite: nothing of it is left.
-                if not connection.in_transaction:
-                    if isinstance(error, apsw.Error | StoreError):
-                        raise
-                    raise StoreError(f"SQLite ended the transaction, and the unit hid why with {error!r}") from error
-                if savepoints:
-                    connection.execute("ROLLBACK TO unit")
-                elif connection.total_changes() != before:
-                    return None, False
-                answers.append((waiter, None, translate(error) if isinstance(error, apsw.Error) else error))
-            if savepoints:
-                connection.execute("RELEASE unit")
-        return answers, hinted
-
-    def _commit_failed(self, connection: apsw.Connection, batch: list[_Job], error: apsw.Error) -> list[Answer]:
+    def _commit_failed(self, connection: apsw.Connection, batch: list[Job], error: apsw.Error) -> list[Answer]:
         """COMMIT itself failed. A busy or full database has rolled back; anything else may have been written."""
         if isinstance(error, apsw.BusyError | apsw.FullError):
             _roll_back(connection)
@@ -319,9 +288,9 @@ class SqliteDatabase:
         if connection is not None:
             connection.close()
 
-    def _reads_waiting(self) -> list[_Job]:
+    def _reads_waiting(self) -> list[Job]:
         """Reads that came meanwhile, to share one snapshot and one wake-up of their loop; not many, for all wait."""
-        found: list[_Job] = []
+        found: list[Job] = []
         while len(found) < _READ_TOGETHER - 1:
             try:
                 job = self._reads.get_nowait()

@@ -47,9 +47,13 @@ class SqliteTransaction:
         self._execute(query.sqlite, query.in_order(values))
         return self._connection.changes()
 
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
-        now = {"now": self.now} if query.wants_now else {}
-        self._execute_many(query.sqlite, (query.in_order({**row, **now}) for row in rows))
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
+        before = self._connection.total_changes()
+        if query.wants_now:
+            now = {"now": self.now}
+            rows = ({**row, **now} for row in rows)
+        self._execute_many(query.sqlite, map(query.in_order, rows))
+        return self._connection.total_changes() - before
 
     def new_id(self) -> str:
         return self._ids.new(self.now)

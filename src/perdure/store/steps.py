@@ -32,6 +32,7 @@ STEP_KEY_BYTES = 1024  # an index of PostgreSQL holds no longer ones
 
 _TRACE_LIMIT = 1_000_000
 _NO_USAGE = Usage()
+_TOOL_CALL, _MODEL_CALL = StepKind.TOOL_CALL, StepKind.MODEL_CALL
 _INT64_MAX = (1 << 63) - 1
 
 
@@ -142,22 +143,21 @@ def begin(
     `question_id` is the approval it uses up; `place` makes it faster. With `counts` a budget limits the number of such
     calls: BudgetExceeded where there is no room for one more. Raises LeaseLost.
     """
-    _check(step)
-    tool_calls, iterations = int(step.kind == StepKind.TOOL_CALL), int(step.kind == StepKind.MODEL_CALL)
+    check(step)
     if counts:
-        budgets.check_call(tx, fence.task_id, tool_calls=tool_calls, iterations=iterations)
-    n, seq, count, attempt = _prove(
-        tx,
-        fence,
-        seqs=1,
-        records=1,
-        risk_seen=step.risk_seen,
-        tool_call_id=step.tool_call_id,
-        tool_calls=tool_calls,
-        iterations=iterations,
-        place=place,
-    )
-    _insert(tx, n, step, attempt=attempt, step_index=count - 1, started_seq=seq)
+        budgets.check_call(
+            tx,
+            fence.task_id,
+            tool_calls=int(step.kind == _TOOL_CALL),
+            iterations=int(step.kind == _MODEL_CALL),
+        )
+    change = {
+        **_change(fence, seqs=1, records=1, risk_seen=step.risk_seen),
+        **_counted(step),
+        "tool_call_id": step.tool_call_id,
+    }
+    n, seq, count, attempt = _prove(tx, fence, change, place=place)
+    tx.run(Q.insert, **row_of(tx, n, step, None, attempt=attempt, step_index=count - 1, started_seq=seq))
     if question_id is not None:
         tx.run(K.spend, id=question_id)
     return Written(count - 1, seq)
@@ -175,21 +175,11 @@ def complete(
     own_seqs, own_records = (1, 0) if begun else (2, 1)
     told = 0 if result.event is None else 1
     if not begun:
-        _check(step)
+        check(step)
     check_notes(notes)
-    n, seq, count, attempt = _prove(
-        tx,
-        fence,
-        seqs=own_seqs + told + len(notes),
-        records=own_records + len(notes),
-        risk_seen=step.risk_seen,
-        usage=result.usage,
-        tool_call_id=step.tool_call_id,
-        tool_calls=int(step.kind == StepKind.TOOL_CALL and not begun),
-        iterations=int(step.kind == StepKind.MODEL_CALL and not begun),
-        progress=True,
-        place=place,
-    )
+    seqs, records = own_seqs + told + len(notes), own_records + len(notes)
+    change = outcome_change(fence, step, result, begun=begun, seqs=seqs, records=records)
+    n, seq, count, attempt = _prove(tx, fence, change, place=place)
     if result.delivery is not None:
         # Taken in the commit that completes the receive: exactly one step gets it.
         taken = tx.run(D.take_delivery, n=result.delivery, step_key=step.key)
@@ -200,16 +190,7 @@ def complete(
     if begun:
         index = _end(tx, fence, n, step, result, attempt=attempt, ended_seq=first_seq)
     else:
-        _insert(
-            tx,
-            n,
-            step,
-            attempt=attempt,
-            step_index=index,
-            started_seq=first_seq,
-            ended_seq=first_seq + 1,
-            result=result,
-        )
+        tx.run(Q.insert, **row_of(tx, n, step, result, attempt=attempt, step_index=index, started_seq=first_seq))
     if result.question_id is not None:
         tx.run(K.spend, id=result.question_id)
     if result.event is not None:
@@ -239,7 +220,7 @@ def raise_risk(tx: Transaction, fence: Fence, step: NewStep) -> None:
 
     It has its token from here on, which stays the same in every attempt. Raises LeaseLost.
     """
-    n, *_ = _prove(tx, fence, seqs=0, records=0, risk_seen=step.risk_seen)
+    n, *_ = _prove(tx, fence, _change(fence, seqs=0, records=0, risk_seen=step.risk_seen))
     tx.run(
         Q.raise_risk,
         task=n,
@@ -256,7 +237,8 @@ def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str
     if not notes:
         return
     check_notes(notes)
-    n, seq, count, attempt = _prove(tx, fence, seqs=len(notes), records=len(notes), risk_seen=risk_seen)
+    change = _change(fence, seqs=len(notes), records=len(notes), risk_seen=risk_seen)
+    n, seq, count, attempt = _prove(tx, fence, change)
     insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
 
 
@@ -322,48 +304,67 @@ def owner(tx: Transaction, task_id: str, attempt: int) -> Owner | None:
 # -- shared ---------------------------------------------------------------------------------
 
 
-def _check(step: NewStep) -> None:
+def check(step: NewStep) -> None:
     """Refuse, before a write, what one of the databases could not hold."""
+    if step.tool_call_id is None and step.token is None:
+        both = f"{step.key}{step.name}"  # Most have no more to look at, which is seen at once.
+        if both.isascii() and "\x00" not in both and 0 < len(step.key) <= STEP_KEY_BYTES:
+            return
     check_id(step.key, "key", limit=STEP_KEY_BYTES)
     for text, field in ((step.name, "name"), (step.token, "token"), (step.tool_call_id, "tool_call_id")):
         check_text(text, field)
 
 
-def _prove(
-    tx: Transaction,
-    fence: Fence,
-    *,
-    seqs: int,
-    records: int,
-    risk_seen: str,
-    usage: Usage = _NO_USAGE,
-    tool_call_id: str | None = None,
-    tool_calls: int = 0,
-    iterations: int = 0,
-    progress: bool = False,
-    place: Place | None = None,
-) -> tuple[int, int, int, int]:
-    """Prove the owner and take numbers: the task's row, its last seq, its records so far, the attempt."""
-    values: dict[str, Value] = {
+def outcome_change(
+    fence: Fence, step: NewStep, result: Result, *, begun: bool, seqs: int, records: int
+) -> dict[str, Value]:
+    """What an outcome changes in its task, with the proof of the owner; a call that was begun is counted already."""
+    change = _change(fence, seqs=seqs, records=records, risk_seen=step.risk_seen)
+    change["tool_call_id"] = step.tool_call_id
+    change["progress"] = 1
+    if not begun:
+        change |= _counted(step)
+    usage = result.usage
+    if usage is not _NO_USAGE:
+        change["prompt_tokens"] = min(usage.prompt_tokens, _INT64_MAX)
+        change["completion_tokens"] = min(usage.completion_tokens, _INT64_MAX)
+        change["cost"] = usage.cost
+    return change
+
+
+def _counted(step: NewStep) -> dict[str, Value]:
+    """What a call counts for."""
+    return {"tool_calls": int(step.kind == _TOOL_CALL), "iterations": int(step.kind == _MODEL_CALL)}
+
+
+def _change(fence: Fence, *, seqs: int, records: int, risk_seen: str) -> dict[str, Value]:
+    return {
         "execution_id": fence.execution_id,
         "generation": fence.generation,
         "seqs": seqs,
         "records": records,
-        "prompt_tokens": min(usage.prompt_tokens, _INT64_MAX),
-        "completion_tokens": min(usage.completion_tokens, _INT64_MAX),
-        "cost": usage.cost,
-        "tool_calls": tool_calls,
-        "iterations": iterations,
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "cost": 0.0,
+        "tool_calls": 0,
+        "iterations": 0,
         "risk_seen": risk_seen,
-        "progress": int(progress),
-        "tool_call_id": tool_call_id,
+        "progress": 0,
+        "tool_call_id": None,
     }
+
+
+def _prove(
+    tx: Transaction, fence: Fence, change: dict[str, Value], *, place: Place | None = None
+) -> tuple[int, int, int, int]:
+    """Prove the owner and take numbers: the task's row, its last seq, its records so far, the attempt."""
     if place is not None and place.n:
-        seq, count = place.event_seq, place.step_count
-        if tx.run(T.record_step_at, n=place.n, event_seq=seq, step_count=count, **values) == 1:
+        seq, count, seqs, records = place.event_seq, place.step_count, change["seqs"], change["records"]
+        assert isinstance(seqs, int) and isinstance(records, int), change
+        if tx.run(T.record_step_at, n=place.n, event_seq=seq, step_count=count, **change) == 1:
             place.event_seq, place.step_count = seq, count = seq + seqs, count + records
             return place.n, seq, count, place.attempt
-    row = tx.one(T.record_step, id=fence.task_id, **values)
+    row = tx.one(T.record_step, id=fence.task_id, **change)
     if row is None:
         task_ops.refuse(tx, fence, "step")
     n, seq, count, attempt = row
@@ -379,43 +380,43 @@ def check_notes(notes: Sequence[Note]) -> None:
         check_text(one.name, "name")
 
 
-def _insert(
+def row_of(
     tx: Transaction,
     n: int,
     step: NewStep,
+    result: Result | None,
     *,
     attempt: int,
     step_index: int,
     started_seq: int,
-    ended_seq: int | None = None,
-    result: Result | None = None,
-) -> None:
-    usage = result.usage if result is not None else _NO_USAGE
-    tx.run(
-        Q.insert,
-        task=n,
-        step_index=step_index,
-        event_kind=step.kind,
-        name=step.name,
-        key=step.key,
-        try_number=step.try_number,
-        risk=step.risk,
-        reconcilable=int(step.reconcilable),
-        payload=payloads.keep(tx, step.payload),
-        outcome=None if result is None else "completed" if result.completed else "failed",
-        output=None if result is None else payloads.keep(tx, result.output),
-        attempt=attempt,
-        token=step.token,
-        child_task_id=step.child_task_id,
-        tool_call_id=step.tool_call_id,
-        prompt_tokens=min(usage.prompt_tokens, _INT64_MAX),
-        completion_tokens=min(usage.completion_tokens, _INT64_MAX),
-        cost=usage.cost,
-        started_seq=started_seq,
-        ended_seq=ended_seq,
-        timestamp=tx.now,
-        ended_at=None if result is None else tx.now,
-    )
+) -> dict[str, Value]:
+    """A step as its row, the parts of its payloads stored. One with a result takes two numbers, else one."""
+    usage = _NO_USAGE if result is None else result.usage
+    has_ended = result is not None
+    return {
+        "task": n,
+        "step_index": step_index,
+        "event_kind": step.kind,
+        "name": step.name,
+        "key": step.key,
+        "try_number": step.try_number,
+        "risk": step.risk,
+        "reconcilable": int(step.reconcilable),
+        "payload": payloads.keep(tx, step.payload),
+        "outcome": None if result is None else outcome_word(result),
+        "output": None if result is None else payloads.keep(tx, result.output),
+        "attempt": attempt,
+        "token": step.token,
+        "child_task_id": step.child_task_id,
+        "tool_call_id": step.tool_call_id,
+        "prompt_tokens": min(usage.prompt_tokens, _INT64_MAX),
+        "completion_tokens": min(usage.completion_tokens, _INT64_MAX),
+        "cost": usage.cost,
+        "started_seq": started_seq,
+        "ended_seq": started_seq + 1 if has_ended else None,
+        "timestamp": tx.now,
+        "ended_at": tx.now if has_ended else None,
+    }
 
 
 def _end(tx: Transaction, fence: Fence, n: int, step: NewStep, result: Result, *, attempt: int, ended_seq: int) -> int:

@@ -187,11 +187,12 @@ class _Spy:
             self._note(query, values)
         return changed
 
-    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> None:
+    def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
         rows = list(rows)
-        self._tx.many(query, rows)
+        changed = self._tx.many(query, rows)
         if rows:
             self._note(query, {})
+        return changed
 
     def new_id(self) -> str:
         return self._tx.new_id()

@@ -1,0 +1,112 @@
+"""The units of one batch, run in the transaction that the writer of a SQLite file has begun.
+
+A refusal (raised before the unit's first write) fails alone at no cost. A unit that fails after a write wants the batch
+run once more, with a savepoint for each unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import apsw
+
+from perdure.clock import Ids
+from perdure.errors import PerdureError, StoreError
+from perdure.store.database import Answer, Joint, JointUnit, Unit, Waiter
+from perdure.store.sqlite_errors import translate
+from perdure.store.sqlite_transaction import SqliteTransaction
+
+Job = tuple[Unit[Any], Waiter]
+
+
+class Ran(NamedTuple):
+    """What came of a batch: its answers, and whether one of its units hinted."""
+
+    answers: list[Answer]
+    hinted: bool
+
+
+class Batch:
+    """Some units, and the transaction they share. Raises what ends the whole transaction."""
+
+    __slots__ = ("_answers", "_connection", "_cursor", "_hinted", "_ids", "_now")
+
+    def __init__(self, cursor: apsw.Cursor, now: int, ids: Ids) -> None:
+        self._cursor, self._connection, self._now, self._ids = cursor, cursor.connection, now, ids
+        self._answers: list[Answer] = []
+        self._hinted = False
+
+    def run(self, jobs: Sequence[Job]) -> Ran | None:
+        """Run them, those of one kind together; None when one has failed after a write, and all must be undone."""
+        lone = self._run_joint(jobs)
+        for job in lone or ():
+            before = self._connection.total_changes()
+            if not self._run_one(job) and self._connection.total_changes() != before:
+                return None
+        return None if lone is None else Ran(self._answers, self._hinted)
+
+    def run_apart(self, jobs: Sequence[Job]) -> Ran:
+        """Run them so that each can fail by itself."""
+        for job in jobs:
+            self._connection.execute("SAVEPOINT unit")
+            if not self._run_one(job):
+                self._connection.execute("ROLLBACK TO unit")
+            self._connection.execute("RELEASE unit")
+        return Ran(self._answers, self._hinted)
+
+    def _run_one(self, job: Job) -> bool:
+        """Run one and note its answer; False when it has failed."""
+        unit, waiter = job
+        tx = SqliteTransaction(self._cursor, self._now, self._ids)
+        try:
+            answer = unit(tx)
+        except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the writer's.
+            self._raise_if_ended(error)
+            self._answers.append((waiter, None, translate(error) if isinstance(error, apsw.Error) else error))
+            return False
+        self._answers.append((waiter, answer, None))
+        self._hinted = self._hinted or tx.hinted
+        return True
+
+    def _run_joint(self, jobs: Sequence[Job]) -> list[Job] | None:
+        """Run together what can be. The others, and those that could not; None when all must be undone."""
+        if len(jobs) == 1:
+            return list(jobs)
+        lone: list[Job] = []
+        groups: dict[Joint[Any, Any], list[Job]] = {}
+        for job in jobs:
+            unit = job[0]
+            if type(unit) is JointUnit:
+                groups.setdefault(unit.joint, []).append(job)
+            else:
+                lone.append(job)
+        for joint, group in groups.items():
+            before = self._connection.total_changes()
+            if not self._run_together(joint, group):
+                # No savepoint for so rare a case: for one, SQLite copies each page that is written.
+                if self._connection.total_changes() != before:
+                    return None
+                lone += group
+        return lone
+
+    def _run_together(self, joint: Joint[Any, Any], group: Sequence[Job]) -> bool:
+        tx = SqliteTransaction(self._cursor, self._now, self._ids)
+        try:
+            answers = joint.together(tx, [unit.item for unit, _ in group])  # type: ignore[attr-defined]  # joint units
+        except (apsw.Error, PerdureError) as error:
+            self._raise_if_ended(error)
+            return False
+        if answers is None:
+            return False
+        self._answers += [(waiter, answer, None) for (_, waiter), answer in zip(group, answers, strict=True)]
+        self._hinted = self._hinted or tx.hinted
+        return True
+
+    def _raise_if_ended(self, error: BaseException) -> None:
+        """A full disk or an I/O error ends the whole transaction inside SQLite: nothing of it is left."""
+        if self._connection.in_transaction:
+            return
+        if isinstance(error, apsw.Error | StoreError):
+            raise error
+        raise StoreError(f"SQLite ended the transaction, and the unit hid why with {error!r}") from error
