@@ -42,6 +42,7 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.interrupted": "tasks_open",
     "tasks.due_waiters": "tasks_due",
     "tasks.waiters_from_later": "tasks_due",
+    "tasks.starts_from_later": "tasks_claim",
     "tasks.budgets": "bindings_budget",
     "tasks.orphans": "attempts_open",
     "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),

@@ -234,63 +234,6 @@ async def test_a_task_seen_unowned_the_moment_it_was_handed_back_counts_as_hande
     assert (stopped.handed_back, stopped.interrupted) == (1, 0)
 
 
-@pytest.mark.parametrize("reason", [Stop.LOST, Stop.RELEASE, Stop.INTERRUPT, Stop.DEADLINE])
-@pytest.mark.parametrize("fails", [False, True])
-async def test_an_end_is_told_though_the_attempt_is_stopped_while_it_is_written(
-    house: Theatre, monkeypatch: pytest.MonkeyPatch, reason: Stop, fails: bool
-) -> None:
-    @perdure.agent(retries=0)
-    async def host() -> str:
-        await asyncio.sleep(1)
-        if fails:
-            raise ValueError("boom")
-        return "done"
-
-    told: list[tuple[str, str]] = []
-    actor = await house.hire(host, on_event=lambda what, facts: told.append((what, facts.get("status", ""))))
-    task = await house.client.start(host)
-    await house.until_status(task, "running")
-    (attempt,) = actor.worker.attempts.values()
-    write = attempt.journal.write
-
-    async def write_and_be_looked_at(*args: Any, **kwargs: Any) -> None:
-        await write(*args, **kwargs)
-        attempt.stop(reason)  # As the look at what is owned says when it comes before the writer's own news.
-        await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(attempt.journal, "write", write_and_be_looked_at)
-    status = "failed" if fails else "completed"
-    await house.until_status(task, status)
-    await house.dismiss(actor)
-
-    assert told == [("started", ""), ("ended", status)]
-
-
-async def test_an_end_that_cannot_be_written_does_not_keep_a_stopped_attempt(
-    house: Theatre, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @perdure.agent
-    async def host() -> None:
-        await asyncio.sleep(1)
-
-    actor = await house.hire(host)
-    await house.until_status(await house.client.start(host), "running")
-    (attempt,) = actor.worker.attempts.values()
-    writing = asyncio.Event()
-
-    async def write(*_: Any, **__: Any) -> None:
-        writing.set()
-        await asyncio.sleep(1000)
-
-    monkeypatch.setattr(attempt.journal, "write", write)
-    await writing.wait()
-    before = house.loop.time()
-    attempt.stop(Stop.LOST)
-    await attempt.done.wait()
-
-    assert house.loop.time() - before < 5
-
-
 # -- recovery -------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ from perdure.store.steps import NewStep, Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
-_DECIDED_S = 1.0  # so long may the write of an end take to come back once the attempt is stopped
+_DECIDED_S = 1.0  # so long may a stopped attempt keep its permit while its end is being written
 
 
 class Stop(Enum):
@@ -185,11 +185,7 @@ class Attempt:
         except StoreError:
             return  # Nothing can be written; whoever opens the store next finds the task unowned.
         finally:
-            self.done.set()
-            self.waits.cancel()
-            self._cancel_calls()
-            if self.holds_permit:
-                self.host.give_permit(self)
+            self._let_go()
 
     async def _run(self) -> None:
         try:
@@ -262,8 +258,9 @@ class Attempt:
             self.stopping = reason
         if self._root is not None and not self._root.done():
             if self.is_writing_end:
-                # The write itself may be why the task is not owned any more, and what it comes to is to be told.
-                self._loop.call_later(_DECIDED_S, self._give_up, self._root)
+                # The write itself may be why the task is not owned any more, and what it comes to is to be told, though
+                # it be late. Its fence keeps it from doing harm.
+                self._loop.call_later(_DECIDED_S, self._let_go_of, self._root)
             elif self.definition.is_async or self.is_ending:
                 self._root.cancel()
             else:
@@ -272,9 +269,16 @@ class Attempt:
                 if not self._bridged:
                     self._root.cancel()  # The thread goes on alone; its next perdure call ends it.
 
-    def _give_up(self, writing: asyncio.Future[Any]) -> None:
+    def _let_go_of(self, writing: asyncio.Future[Any]) -> None:
         if self._root is writing:
-            writing.cancel()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold up nobody any more."""
+        self.done.set()
+        self.waits.cancel()
+        self._cancel_calls()
+        self.give_permit()
 
     @property
     def has_lost(self) -> bool:

@@ -17,6 +17,7 @@ from perdure.errors import StoreBusy, StoreClosed
 from perdure.model.instance import Instance
 from perdure.runtime.liveness import Host, Observer, end_process, is_dead, whoami
 from perdure.store import aio, ends, instances, questions, recovery, task_lists, tasks
+from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
     from perdure.runtime.worker import Worker
@@ -53,7 +54,7 @@ class Sweeper:
     async def sweep(self) -> bool:
         """Every pass once. True when a pass found a full batch, so that there is more to do."""
         more = False
-        for one in (self._time_out, self._wake, self._wake_from_later, self._expire, self._bury, self._recover):
+        for one in (self._time_out, self._wake, self._count_anew, self._expire, self._bury, self._recover):
             more = await self._isolated(one) or more
         return more
 
@@ -110,17 +111,24 @@ class Sweeper:
     async def _wake(self) -> bool:
         return await self._round(task_lists.due_waiters, self._wake_one)
 
-    async def _wake_from_later(self) -> bool:
+    async def _count_anew(self) -> bool:
         """At the start, and when the clock has been set back since: who waits for a time counts anew how long."""
         clock = self._store.clock
         ahead_ms = clock.now_ms() - clock.boot_ms()
-        known_ms, self._ahead_ms = self._ahead_ms, ahead_ms
-        if known_ms is not None and ahead_ms > known_ms - _SET_BACK_MS:
-            return False
-        more = await self._round(task_lists.waiters_from_later, self._wake_one)
-        if more:
-            self._ahead_ms = None
-        return more
+        known_ms, self._ahead_ms = self._ahead_ms, None
+        if known_ms is None or ahead_ms <= known_ms - _SET_BACK_MS:
+            wakes = await self._round(task_lists.waiters_from_later, self._wake_one)
+            starts = await self._round(task_lists.starts_from_later, self._count_one_anew)
+            if wakes or starts:
+                return True
+            # A busy database may have left some, and nothing will say again that the clock was set back.
+            if await aio.read(self._store, _are_any_from_later):
+                return False
+        self._ahead_ms = ahead_ms
+        return False
+
+    async def _count_one_anew(self, task_id: str) -> bool:
+        return await aio.call(self._store, tasks.count_anew, task_id)
 
     async def _wake_one(self, task_id: str) -> bool:
         return await aio.call(self._store, tasks.wake, task_id)
@@ -218,3 +226,7 @@ class Sweeper:
 
 def _is_ended_by_us(one: Instance, me: Host, path: Path) -> bool:
     return one.killable and not is_dead(one, me=me, path=path) and end_process(one, me=me, path=path)
+
+
+def _are_any_from_later(tx: Transaction) -> bool:
+    return bool(task_lists.waiters_from_later(tx, limit=1) or task_lists.starts_from_later(tx, limit=1))

@@ -142,6 +142,14 @@ def waiters_from_later(tx: Transaction, *, skip: int = 0, limit: int = 100) -> l
     return [row[0] for row in tx.all(Q.waiters_from_later, never=tasks.NEVER_MS, skip=skip, limit=limit)]
 
 
+def starts_from_later(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
+    """Ids of pending tasks that wait for their time since what is the future now, but the first `skip`.
+
+    The clock was set back, and `tasks.count_anew` has each wait as long again.
+    """
+    return [row[0] for row in tx.all(Q.starts_from_later, skip=skip, limit=limit)]
+
+
 def outcome(tx: Transaction, task_id: str) -> Outcome | None:
     """How a task ended, its result unpacked, or None while it has not. Raises NotFound."""
     row = tx.one(Q.outcome, id=check_id(task_id, "task"))

@@ -152,6 +152,17 @@ def wake(tx: Transaction, task_id: str) -> bool:
     return True
 
 
+def count_anew(tx: Transaction, task_id: str) -> bool:
+    """Have a pending task that waits for its time since a moment that is yet to come wait as long again, from now on.
+
+    For when the clock was set back. True if this call did it.
+    """
+    if tx.run(Q.count_anew, id=task_id) == 0:
+        return False
+    tx.hint()
+    return True
+
+
 def release(tx: Transaction, fence: Fence, *, reason: str) -> None:
     """Hand the task back between two steps; no recovery is counted. Raises LeaseLost."""
     proof = _owned(tx, fence, "release", tx.one(Q.release, **_fence(fence)))

@@ -339,6 +339,23 @@ WHERE t.status = {from:wake} AND t.execution_id IS NULL AND t.available_at > {no
 ORDER BY t.available_at, t.n
 LIMIT :limit OFFSET :skip
 
+-- name: starts_from_later
+-- Made due for a later time, by a delay or a retry, in what is the future now: the clock was set back. As above, asked once
+-- in a while, and the index of all that are pending serves.
+SELECT t.id
+FROM tasks t
+WHERE t.status = {from:claim} AND t.lane IN ('main', 'subagent') AND t.available_at > {now}
+    AND t.updated_at > {now} + 1000
+ORDER BY t.available_at, t.n
+LIMIT :limit OFFSET :skip
+
+-- name: count_anew
+-- It waits from now on for as long as it had to then. When it was due already, it is due now.
+UPDATE tasks
+SET available_at = {now} + {greatest}(available_at - updated_at, 0),
+    rank = {now} + {greatest}(available_at - updated_at, 0) - {priority_step_ms} * priority, updated_at = {now}
+WHERE id = :id AND status = {from:claim} AND available_at > {now} AND updated_at > {now} + 1000
+
 -- name: release
 UPDATE tasks
 SET status = {to:release}, waiting_for = '[]', available_at = 0, rank = {now} - {priority_step_ms} * priority,
