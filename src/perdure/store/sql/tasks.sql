@@ -110,14 +110,6 @@ WHERE t.status = :status AND t.finished_at IS NULL
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT :limit
 
--- name: list_open
-SELECT {columns}
-FROM tasks t
-WHERE t.finished_at IS NULL
-    AND (t.created_at, t.id) < (:created_at, :id)
-ORDER BY t.created_at DESC, t.id DESC
-LIMIT :limit
-
 -- name: changed_since
 SELECT {columns}
 FROM tasks t
