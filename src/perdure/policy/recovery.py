@@ -58,7 +58,8 @@ class Case:
 
     `trace_error` says why the trace cannot be read or where its gap is; None when it is whole.
     `recoveries_without_progress` counts recoveries since the last newly completed step, those that count.
-    `recorded_calls` are calls above low that the trace holds and that a start from the beginning may run twice.
+    `last_steps` are shown to a person who is asked. `recorded_calls` are calls above low that the trace holds and that
+    a start from the beginning may run twice.
     """
 
     task_id: str
@@ -223,7 +224,8 @@ def _resume(case: Case, rule: Rule, dangerous: Sequence[DoubtfulStep]) -> Decisi
         verdict=Verdict.AUTO_RESUME,
         rule=rule,
         reasons=tuple(reasons),
-        evidence=_evidence(case),
+        # Its last steps are for a person who is asked.
+        evidence={name: told for name, told in _evidence(case).items() if name != "last_steps"},
         counts=not case.was_waiting,
     )
 

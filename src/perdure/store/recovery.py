@@ -21,7 +21,7 @@ from perdure.policy.risk import Risk
 from perdure.states import TASK, TaskStatus
 from perdure.store import ends, events, payloads, questions, sessions
 from perdure.store import tasks as task_ops
-from perdure.store.database import Row, Transaction
+from perdure.store.database import Transaction
 from perdure.store.queries import as_rows, load
 from perdure.store.tasks import read_error, task_from_row
 
@@ -132,7 +132,6 @@ def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: in
     found = tx.all(Sets.lock_plain, rows=rows, interrupted=TASK.event("interrupt"), recovery_limit=recovery_limit)
     by_id = {row[0]: _Plain(*row) for row in found}
     locked = [by_id[task_id] for task_id in dict.fromkeys(task_ids) if task_id in by_id]
-    last = _last_steps(tx, locked)
     told: dict[bytes | None, tuple[Mapping[str, Any], str | None]] = {}
     alike: dict[tuple[object, ...], Decision] = {}
     decided = []
@@ -143,9 +142,9 @@ def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: in
         if trace_error is not None or not one.is_whole:
             continue
         # Tasks of one agent that came equally far differ in nothing but their ids: what is decided is the same.
-        likeness = (*one.seen, one.told, last[one.n])
+        likeness = (*one.seen, one.told)
         if likeness not in alike:
-            alike[likeness] = decide(_plain_case(tx, one, was, last[one.n], recovery_limit=recovery_limit))
+            alike[likeness] = decide(_plain_case(tx, one, was, recovery_limit=recovery_limit))
         if alike[likeness].rule is Rule.RESUME:
             decided.append((one, for_another(alike[likeness], one.id)))
     if decided:
@@ -202,9 +201,7 @@ class _Plain(NamedTuple):
         return 0 < self.records == self.step_count and self.last == self.step_count - 1
 
 
-def _plain_case(
-    tx: Transaction, one: _Plain, told: Mapping[str, Any], last: tuple[str, ...], *, recovery_limit: int
-) -> Case:
+def _plain_case(tx: Transaction, one: _Plain, told: Mapping[str, Any], *, recovery_limit: int) -> Case:
     return Case(
         task_id=one.id,
         agent=one.agent,
@@ -216,17 +213,7 @@ def _plain_case(
         recoveries_without_progress=one.recoveries,
         recovery_limit=recovery_limit,
         was_waiting=bool(told.get("was_waiting")),
-        last_steps=last,
     )
-
-
-def _last_steps(tx: Transaction, tasks: Sequence[_Plain]) -> dict[int, tuple[str, ...]]:
-    """The last records of tasks in words, newest first."""
-    found: dict[int, list[Row]] = {one.n: [] for one in tasks}
-    rows = as_rows([(one.n, one.step_count - _SHOWN) for one in tasks])
-    for row in tx.all(Sets.last_steps, rows=rows) if tasks else ():
-        found[row[0]].append(row[1:])
-    return {n: tuple(map(_describe, sorted(steps, reverse=True))) for n, steps in found.items()}
 
 
 def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> None:

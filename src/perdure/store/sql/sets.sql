@@ -66,13 +66,6 @@ WHERE t.id = r.value ->> 0 AND t.status IN ({from:recover}) AND t.recoveries < :
 ORDER BY t.id
 {for_update}
 
--- name: last_steps
--- The records of tasks from an index on: (task, index). In any order.
-SELECT s.task, s.step_index, s.event_kind, s.name, s.outcome
-FROM {rows} r
-CROSS JOIN steps s
-WHERE s.task = CAST(r.value ->> 0 AS {int}) AND s.step_index >= CAST(r.value ->> 1 AS {int})
-
 -- name: raise_revisions
 -- Of locked sessions: (session, by how much).
 UPDATE sessions
