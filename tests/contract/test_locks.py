@@ -83,6 +83,9 @@ class Recorder:
     def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
         return self.tx.many(query, rows)
 
+    def lock(self, query: Query, /, **values: Value) -> None:
+        self.all(query, **values)
+
     def new_id(self) -> str:
         return self.tx.new_id()
 

@@ -56,10 +56,11 @@ _read_elements: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _read_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class Packed(msgspec.Struct, frozen=True):
+class Packed(msgspec.Struct, frozen=True, gc=False):
     """A blob for the column, and the parts it refers to: hash and blob. Store the parts in the same transaction."""
 
-    # A struct, as all that is made anew for every step: a frozen dataclass takes ten times as long to make.
+    # A struct, as all that is made anew for every step: a frozen dataclass takes ten times as long to make. The garbage
+    # collector need not look at it, since it refers to nothing that could refer back.
 
     blob: bytes
     parts: tuple[tuple[bytes, bytes], ...] = ()

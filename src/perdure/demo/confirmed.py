@@ -187,6 +187,9 @@ class _Seeing:
 
         return self._tx.many(query, each())
 
+    def lock(self, query: Query, /, **values: Value) -> None:
+        self._tx.lock(query, **values)
+
     def new_id(self) -> str:
         return self._tx.new_id()
 

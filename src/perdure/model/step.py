@@ -38,7 +38,7 @@ class NoteKind(StrEnum):
     REASONING = "reasoning"
 
 
-class Step(Struct, frozen=True):
+class Step(Struct, frozen=True, gc=False):
     """One row of a trace. Notes have no key, risk or outcome."""
 
     task_id: str

@@ -182,7 +182,7 @@ class TaskInput:
 MOST_USED: Final = 10**15  # in one report, so that no sum over a task outgrows its column
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, gc=False):
     """What was consumed: tokens bought, money, calls made, model rounds."""
 
     prompt_tokens: int = 0

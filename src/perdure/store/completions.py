@@ -41,7 +41,7 @@ def complete_all(tx: Transaction, wanted: Sequence[Completion]) -> set[str]:
     by_id = {one.fence.task_id: one for one in wanted if results[one.fence.task_id] is not None}
     owners = [(one.fence.task_id, one.fence.execution_id, one.fence.generation) for one in by_id.values()]
     rows = as_rows(owners)
-    tx.all(Sets.lock_sessions, rows=rows)
+    tx.lock(Sets.lock_sessions, rows=rows)
     found = tx.all(Sets.lock_alone, rows=rows)
     if not found:
         return set()

@@ -48,6 +48,10 @@ class Transaction(Protocol):
         """Run a statement without rows once for each row of values, in this order; how many rows all have changed."""
         ...
 
+    def lock(self, query: Query, /, **values: Value) -> None:
+        """Lock the rows that a query finds, in its order, where more than one may write at a time."""
+        ...
+
     def new_id(self) -> str:
         """A new sortable id."""
         ...

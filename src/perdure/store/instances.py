@@ -152,7 +152,7 @@ def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:
         found.setdefault(instance_id, []).append((task_id, execution_id))
     if len(found) > 1:
         # All in the order of their ids: a pass holds many tasks at once, as a cascading end does.
-        tx.all(Sets.lock_owned, rows=as_rows([one for owned in found.values() for one in owned]))
+        tx.lock(Sets.lock_owned, rows=as_rows([one for owned in found.values() for one in owned]))
     done = []
     for instance_id, owned in found.items():
         done += task_ops.interrupt_all(tx, owned, reason=f"worker {instance_id} is silent or dead")

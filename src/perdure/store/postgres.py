@@ -92,6 +92,9 @@ class PostgresTransaction:
             self._cursor.executemany(query.postgres.encode(), every)
         return self._cursor.rowcount if every else 0
 
+    def lock(self, query: Query, /, **values: Value) -> None:
+        self.all(query, **values)
+
     def new_id(self) -> str:
         return self._ids.new(self.now)
 

@@ -128,7 +128,7 @@ def resume_plain(tx: Transaction, task_ids: Sequence[str], *, recovery_limit: in
     """
     rows = as_rows([(task_id,) for task_id in task_ids])
     # The locks of all, each kind in the order of its ids.
-    tx.all(Sets.lock_sessions, rows=rows)
+    tx.lock(Sets.lock_sessions, rows=rows)
     found = tx.all(Sets.lock_plain, rows=rows, interrupted=TASK.event("interrupt"), recovery_limit=recovery_limit)
     by_id = {row[0]: _Plain(*row) for row in found}
     locked = [by_id[task_id] for task_id in dict.fromkeys(task_ids) if task_id in by_id]

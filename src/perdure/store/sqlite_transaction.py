@@ -55,6 +55,9 @@ class SqliteTransaction:
         self._execute_many(query.sqlite, map(query.in_order, rows))
         return self._connection.total_changes() - before
 
+    def lock(self, query: Query, /, **values: Value) -> None:
+        """Nothing: a file has one writer at a time."""
+
     def new_id(self) -> str:
         return self._ids.new(self.now)
 

@@ -36,7 +36,7 @@ _TOOL_CALL, _MODEL_CALL = StepKind.TOOL_CALL, StepKind.MODEL_CALL
 _INT64_MAX = (1 << 63) - 1
 
 
-class NewStep(Struct, frozen=True, kw_only=True):
+class NewStep(Struct, frozen=True, kw_only=True, gc=False):
     """A call that is about to be recorded. `key` and `try_number` are how a replay finds it again."""
 
     kind: str

@@ -194,6 +194,9 @@ class _Spy:
             self._note(query, {})
         return changed
 
+    def lock(self, query: Query, /, **values: Value) -> None:
+        self._tx.lock(query, **values)
+
     def new_id(self) -> str:
         return self._tx.new_id()
 
