@@ -280,6 +280,12 @@ class Attempt:
         self._cancel_calls()
         self.give_permit()
 
+    def forget(self) -> None:
+        """It has ended, and nobody is inside it: cut its circles, or its history stays until the collector comes."""
+        if not self._open_calls and self.waits.is_still:
+            self.journal.forget()
+            self.waits.forget()
+
     @property
     def has_lost(self) -> bool:
         """Whether somebody else owns the task now, or it has ended: nothing is written any more."""

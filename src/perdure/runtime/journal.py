@@ -112,6 +112,10 @@ class Journal:
         except StoreError as error:
             raise self._ended_by(error) from error
 
+    def forget(self) -> None:
+        """The attempt has ended: whoever still writes is not heard any more."""
+        self._on_store_error = _nobody_hears
+
     def _ended_by(self, error: StoreError) -> asyncio.CancelledError:
         self._on_store_error(error)
         return asyncio.CancelledError(str(error))
@@ -316,6 +320,10 @@ class Journal:
     def token_for(self, record: Step | None) -> str:
         """A call's idempotency token: the same in every attempt."""
         return record.token if record is not None and record.token else self.store.ids.token()
+
+
+def _nobody_hears(_error: StoreError) -> None:
+    return None
 
 
 def unpacked(record: Step, annotation: Any) -> Any:

@@ -153,6 +153,15 @@ class Waits:
         if moving:
             await asyncio.wait(moving)
 
+    @property
+    def is_still(self) -> bool:
+        """Whether no verb of it is under way."""
+        return self._setting_aside is None and self._restoring is None
+
+    def forget(self) -> None:
+        """The attempt has ended, and waits for nothing more."""
+        self._permits, self._settle = _Nobody(), _nothing
+
     # -- setting aside ----------------------------------------------------------------------
 
     def _set_aside_soon(self) -> None:
@@ -210,3 +219,20 @@ class Waits:
             self._restoring = None
             # Whoever wanted to run may have been cancelled meanwhile; then the task is set aside again.
             asyncio.get_running_loop().call_soon(self._set_aside_soon)
+
+
+class _Nobody:
+    """Who gives permits to an attempt that has ended."""
+
+    async def take_permit(self) -> None:
+        raise asyncio.CancelledError("this attempt has ended")
+
+    def give_permit(self) -> None:
+        return
+
+    def look_soon(self) -> None:
+        return
+
+
+def _nothing() -> None:
+    return

@@ -309,6 +309,7 @@ class Worker:
             self._handed_back += attempt.is_draining and attempt.is_handed_back
             self._news.resumed(attempt)
             self._news.ended(attempt, now_ms=self.store.clock.now_ms())
+            attempt.forget()
             self._work.set()
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.error("attempt of %s broke", claim.task.id, exc_info=error)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import apsw
 
-_COPY_EVERY_BYTES = 4 << 20
+_COPY_EVERY_BYTES = 8 << 20
 _CAP_BYTES = 64 << 20
 
 
