@@ -55,23 +55,23 @@ class Scope(Struct):
     is_over: bool = False  # cut off: whatever of it still runs makes no calls any more
 
 
-_scope: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
+current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)  # read at once where each call comes by
 
 
 def scope() -> Scope | None:
     """The present scope, or None outside a task."""
-    return _scope.get()
+    return current.get()
 
 
 def secrets() -> tuple[str, ...]:
     """Texts that nothing said by the running code may hold once it is written down."""
-    found = _scope.get()
+    found = current.get()
     return () if found is None else found.secrets
 
 
 def require(what: str) -> Scope:
     """The present scope. Raises NotInTask naming what needs one."""
-    found = _scope.get()
+    found = current.get()
     if found is None:
         raise NotInTask(f"{what} works only inside a task: call it from an agent that a worker runs")
     return found
@@ -79,12 +79,12 @@ def require(what: str) -> Scope:
 
 def enter(new: Scope) -> contextvars.Token[Scope | None]:
     """Make `new` the present scope of this context."""
-    return _scope.set(new)
+    return current.set(new)
 
 
 def leave(token: contextvars.Token[Scope | None]) -> None:
     """Undo `enter`."""
-    _scope.reset(token)
+    current.reset(token)
 
 
 def carry(fn: Callable[P, R]) -> Callable[P, R]:

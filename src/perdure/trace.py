@@ -19,7 +19,8 @@ ROOT = ""
 
 def call_key(parent: str, name: str, digest: str, occurrence: int) -> str:
     """The key of a call by its input. Unique: digest and occurrence have a fixed form at the end."""
-    return f"{_scope(parent)}={name}:{digest}#{occurrence}"
+    scope = "" if parent == ROOT else _scope(parent)
+    return f"{scope}={name}:{digest}#{occurrence}"
 
 
 def named_key(parent: str, key: str, occurrence: int) -> str:

@@ -59,7 +59,7 @@ def test_who_has_lost_his_task_is_refused_and_the_others_are_recorded(world: Wor
     claims = [world.start() for _ in range(_TASKS)]
     wanted = [_outcome(claim, number) for number, claim in enumerate(claims)]
     for index, fence in zip((1, 4), stale(claims[1].fence), strict=True):
-        wanted[index] = wanted[index]._replace(fence=replace(fence, task_id=claims[index].task.id))
+        wanted[index] = structs.replace(wanted[index], fence=replace(fence, task_id=claims[index].task.id))
 
     answers = _answers(world, wanted)
 
@@ -75,7 +75,7 @@ def test_one_that_no_database_could_hold_is_refused_and_the_others_are_recorded(
 ) -> None:
     claims = [world.start() for _ in range(3)]
     wanted = [_outcome(claim, number) for number, claim in enumerate(claims)]
-    wanted[1] = wanted[1]._replace(step=new_step(**{"key": "k", **fields}))
+    wanted[1] = structs.replace(wanted[1], step=new_step(**{"key": "k", **fields}))
 
     answers = _answers(world, wanted)
 

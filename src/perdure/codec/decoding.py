@@ -61,9 +61,16 @@ def roundtrip(value: object, *, annotation: object = ANY, limit: int = DEFAULT_L
 
     Raises NotSerializable as `encode` does, and with the path to whatever does not come back equal.
     """
-    taken = _take_plain(value, annotation, limit)
-    if taken is not None:
-        return taken
+    try:
+        # The short way for plain JSON that comes back equal and fits. Where all is plain, == tells enough: msgspec
+        # writes 1, 1.0 and True apart and reads them so. No object bears a tag, so that it is read as it was parsed.
+        if is_plain(value, limit):
+            body = to_json(value)
+            taken: object = _parse_json(body)
+            if len(body) <= limit and taken == value and (annotation is ANY or _fits_plain(taken, annotation)):
+                return body, taken
+    except (UnicodeEncodeError, RecursionError):
+        pass  # Found again below, where the path to it is known.
     body, all_plain = encode_and_judge(value, limit)
     recorded = _read(body, with_classes=True)
     is_same = all_plain and recorded == value
@@ -73,26 +80,6 @@ def roundtrip(value: object, *, annotation: object = ANY, limit: int = DEFAULT_L
     if not (is_same or _comes_back(body, recorded, limit) or _comes_back(body, after, limit)):
         raise _name_difference(body, encode(recorded, limit=limit))
     return body, after
-
-
-def _take_plain(value: object, annotation: object, limit: int) -> tuple[bytes, object] | None:
-    """The short way for plain JSON that comes back equal and fits, else None.
-
-    Where all is plain == tells enough: msgspec writes 1, 1.0 and True apart and reads them so. No object in it bears
-    a tag, so that it is read as it was parsed.
-    """
-    try:
-        if not is_plain(value, limit):
-            return None
-        body = to_json(value)
-        recorded: object = _parse_json(body)
-    except (UnicodeEncodeError, RecursionError):
-        return None
-    if len(body) > limit or recorded != value:
-        return None
-    if annotation is not ANY and not _fits_plain(recorded, annotation):
-        return None
-    return body, recorded
 
 
 def _fits_plain(value: object, annotation: object) -> bool:

@@ -48,9 +48,15 @@ def evidence(value: object, *, secrets: Collection[str] = (), limit: int = DEFAU
     hidden: Sequence[str] = ()
     if secrets:
         hidden = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
-    body = _take_plain(value, hidden, limit)
-    if body is not None:
-        return body
+    try:
+        # The short way for plain JSON without a secret in it.
+        if is_plain(value, limit):
+            body = to_json(value)
+            # JSON escapes character by character, so a secret in a text is the same run of bytes in the body.
+            if len(body) <= limit and not (hidden and any(to_json(secret)[1:-1] in body for secret in hidden)):
+                return body
+    except (UnicodeEncodeError, RecursionError):
+        pass  # Taken piece by piece below.
     try:
         return with_room(lambda: _take(value, hidden, limit))
     except RecursionError:
@@ -95,20 +101,6 @@ def _take(value: object, hidden: Sequence[str], limit: int) -> bytes:
     kept = _Evidence(hidden, limit).lower(value, 0, exact=False)
     body = to_json(kept)
     return body if len(body) <= limit else to_json(_cut(kept, limit))
-
-
-def _take_plain(value: object, hidden: Sequence[str], limit: int) -> bytes | None:
-    """The short way for plain JSON without a secret in it, else None."""
-    try:
-        if not is_plain(value, limit):
-            return None
-        body = to_json(value)
-        # JSON escapes character by character, so a secret in a text is the same run of bytes in the body.
-        if len(body) > limit or (hidden and any(to_json(secret)[1:-1] in body for secret in hidden)):
-            return None
-    except (UnicodeEncodeError, RecursionError):
-        return None
-    return body
 
 
 class _Evidence:

@@ -40,7 +40,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             "await asyncio.to_thread(f, …) with f of perdure.sync"
         )
     journal = attempt.journal
-    scope = ambient.require(call.name)
+    scope = ambient.current.get() or ambient.require(call.name)
     if scope.is_over:
         raise asyncio.CancelledError("the call around this one has been cut off")
     if scope.secrets:
@@ -67,9 +67,10 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         try:
             if not waits.is_running:
                 await waits.until_running()
-            if record is None and journal.records.has_unused_of(parent, call.name):
-                await drift.settle(attempt, call, parent=parent, key=key, body=body)
-            journal.used(key)
+            if journal.has_history:
+                if record is None and journal.records.has_unused_of(parent, call.name):
+                    await drift.settle(attempt, call, parent=parent, key=key, body=body)
+                journal.used(key)
             try:
                 if record is not None and record.is_open and (record.is_in_doubt or call.is_dangerous):
                     return await doubts.settle(attempt, call, record, body)

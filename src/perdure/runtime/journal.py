@@ -36,6 +36,7 @@ class Journal:
         self.task = claim.task
         self.fence: Fence = claim.fence
         self.records = Records()
+        self.has_history = False  # there are records, so that a call may be one of them, or none of them by mistake
         self.message_keys: frozenset[str] = frozenset()
         self.may_have_children = False
         self.risk_seen = Risk.parse(claim.task.risk_seen)
@@ -46,6 +47,7 @@ class Journal:
         self._place = steps.Place(claim.task.n, claim.task.event_seq, claim.task.step_count, claim.task.attempt)
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
+        self.restart = self._occurrences.restart
         self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, tuple[str, str]] = {}
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
@@ -67,6 +69,7 @@ class Journal:
         if trace is None:
             trace = await aio.read(self.store, steps.trace, self.task.id, from_index=first)
         self.records = Records(trace.steps, replay_from=first)
+        self.has_history = len(self.records) > 0
         self.message_keys = trace.message_keys
         self.may_have_children = first > 0 or any(step.child_task_id is not None for step in trace.steps)
 
@@ -174,10 +177,6 @@ class Journal:
                 running = self._running[key] = asyncio.get_running_loop().create_future()
             await asyncio.wait({running})
 
-    def restart(self, key: str) -> None:
-        """The call with this key begins anew: the calls it makes are found again from the first."""
-        self._occurrences.restart(key)
-
     def go_on_from(self, point: ResumePoint) -> None:
         """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on."""
         self._occurrences.go_on_after([*self.records.use_before(point.at_step), *point.told])
@@ -238,12 +237,13 @@ class Journal:
 
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
         """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
-        begin = partial(steps.begin, fence=self.fence, step=step, question_id=question_id, counts=counts)
         if counts and step.risk == Risk.LOW:
-            put = partial(self.write_softly, begin)
+            begin = partial(steps.begin, question_id=question_id, counts=counts)
+            put = partial(self.write_softly, begin, self.fence, step)
         else:
-            put = partial(self._written, partial(aio.submit, self.store, begin, place=self._place))
-        index, self.last_seq = await self._kept(step, None, put)
+            submit = partial(aio.submit, self.store, steps.begin, self.fence, step, place=self._place)
+            put = partial(self._written, partial(submit, question_id=question_id, counts=counts))
+        index, self.last_seq = await (self._kept(step, None, put) if scope_of(step.key) else put())
         return index
 
     async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
@@ -256,9 +256,9 @@ class Journal:
                 outcome = outcomes.Outcome(self.fence, step, result, self._place)
                 put = partial(self._written, partial(aio.submit_joint, self.store, outcomes.RECORD, outcome))
             else:
-                complete = partial(steps.complete, fence=self.fence, step=step, result=result, begun=begun)
-                put = partial(self._written, partial(aio.submit, self.store, complete, place=self._place))
-            index, self.last_seq = await self._kept(step, result, put)
+                complete = partial(aio.submit, self.store, steps.complete, self.fence, step, result, begun=begun)
+                put = partial(self._written, partial(complete, place=self._place))
+            index, self.last_seq = await (self._kept(step, result, put) if scope_of(step.key) else put())
             return index
         except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
             self._notes = [*notes, *self._notes]
@@ -267,9 +267,7 @@ class Journal:
     def _kept(
         self, step: steps.NewStep, result: steps.Result | None, put: Callable[[], Awaitable[steps.Written]]
     ) -> Awaitable[steps.Written]:
-        """Write a step; one inside another call is found again, should that call run a second time in this attempt."""
-        if not scope_of(step.key):
-            return put()
+        """Write a step inside another call, which finds it again should it run a second time in this attempt."""
         # In a task of its own: who is cancelled meanwhile does not cut off what the attempt knows of its record.
         keeping = asyncio.get_running_loop().create_task(self._put_and_keep(step, result, put))
         self._writing[step.key] = keeping

@@ -58,12 +58,13 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         if begun or call.needs_approval or not counts:
             await attempt.spending.look(journal.read, has_children=journal.may_have_children)
     attempt.spending.reserve(call, is_counted=begun)
-    token = journal.token_for(record) if call.is_dangerous else None
+    is_dangerous = call.risk is not Risk.LOW
+    token = journal.token_for(record) if is_dangerous else None
     step = journal.step(call, key=key, body=body, try_number=journal.try_of(record), token=token)
     approval_id = attempt.allowed.pop(key, None)
     if call.needs_approval and not begun:
         approval_id = (await ask_first(attempt, call, step)).id
-    if call.is_dangerous:
+    if is_dangerous:
         await attempt.host.until_may_call()
         # Known before it is written: a branch that is cancelled meanwhile leaves it on record all the same.
         attempt.intents[key] = call, step

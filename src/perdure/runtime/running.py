@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perdure import ambient, codec
 from perdure.errors import NotSerializable
 from perdure.model.task import MOST_USED, Usage
+from perdure.policy.risk import Risk
 from perdure.runtime import stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
@@ -35,14 +36,14 @@ class CancelledInside(Exception):
 
 async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambient.Scope) -> Any:
     """Run the function once, inside its scope, in the place its kind needs. Raises what it raises, and CutOff."""
-    if call.is_async and call.timeout_s is None and not call.is_dangerous:
-        inside = ambient.enter(scope)
+    if call.is_async and call.timeout_s is None and call.risk is Risk.LOW:
+        inside = ambient.current.set(scope)
         try:
             return await call.fn(*call.args, **call.kwargs)
         except SystemExit as left:
             raise _exit_called(left) from left
         finally:
-            ambient.leave(inside)
+            ambient.current.reset(inside)
     context = contextvars.copy_context()
     context.run(ambient.enter, scope)
     loop = asyncio.get_running_loop()

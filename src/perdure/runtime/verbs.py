@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import types
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -52,7 +53,7 @@ class Verb:
 
     async def record(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call `fn`, or return what a record holds; outside a task only call it."""
-        scope = ambient.scope()
+        scope = ambient.current.get()
         if scope is None:
             refuse_lost(name, self.risk)
             return await plain(fn, args, kwargs)
@@ -121,6 +122,8 @@ def check_key(key: object) -> str:
 
 def check_function(fn: object) -> str:
     """The name of a function. Raises BadInput for what is none."""
+    if type(fn) is types.FunctionType:
+        return fn.__qualname__
     if not callable(fn):
         raise BadInput(f"{fn!r} is no function: give a function, then its arguments", field="fn")
     return name_of(fn)

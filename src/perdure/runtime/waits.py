@@ -116,7 +116,8 @@ class Waits:
         """The call has ended; the task may be set aside for what is still waited for."""
         self._live -= 1
         if self._live == 0:
-            self._set_aside_soon()
+            if self._entries:
+                self._set_aside_soon()
             self._settle()
 
     async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:

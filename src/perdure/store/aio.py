@@ -23,16 +23,17 @@ BUSY_AGAIN_S = 0.05  # how soon a busy store is asked again
 
 def submit(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
     """Have `operation` run in a transaction; the future is done once it is durable."""
-    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    waiter: LoopWaiter[T] = LoopWaiter.here()
     store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
     return waiter.future
 
 
 def submit_joint(store: Store, joint: Joint[Item, T], item: Item) -> asyncio.Future[T]:
     """The same for an operation that may be run together with those of others."""
-    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
-    store.database.write(JointUnit(joint, item), waiter)
-    return waiter.future
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    store.database.write(JointUnit(joint, item), LoopWaiter(loop, future))
+    return future
 
 
 async def call(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,7 +55,7 @@ async def call_patiently(store: Store, operation: Operation[P, T], /, *args: P.a
 
 async def read(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a reading operation on one snapshot."""
-    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    waiter: LoopWaiter[T] = LoopWaiter.here()
     store.database.read(lambda tx: operation(tx, *args, **kwargs), waiter)
     return await waiter.future
 
@@ -70,6 +71,6 @@ async def call_softly(store: Store, operation: Operation[P, T], /, *args: P.args
 
 async def call_softly_once(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """The same without patience. Raises StoreBusy."""
-    waiter: LoopWaiter[T] = LoopWaiter(asyncio.get_running_loop())
+    waiter: LoopWaiter[T] = LoopWaiter.here()
     store.database.write_softly(lambda tx: operation(tx, *args, **kwargs), waiter)
     return await waiter.future

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from perdure.clock import Clock
 from perdure.store.queries import Query
 
@@ -83,13 +85,11 @@ class Joint(Generic[Item, T]):
         return self.alone(tx, item)
 
 
-class JointUnit(Generic[Item, T]):
+class JointUnit(Struct, Generic[Item, T], frozen=True, eq=False):
     """A unit of a joint operation."""
 
-    __slots__ = ("item", "joint")
-
-    def __init__(self, joint: Joint[Item, T], item: Item) -> None:
-        self.joint, self.item = joint, item
+    joint: Joint[Item, T]
+    item: Item
 
     def __call__(self, tx: Transaction) -> T:
         return self.joint.alone(tx, self.item)
@@ -170,14 +170,17 @@ class ThreadWaiter(Generic[T]):
         return self._result  # type: ignore[no-any-return]  # deliver carries what the unit returned
 
 
-class LoopWaiter(Generic[T]):
+class LoopWaiter(Struct, Generic[T], eq=False):
     """Waits on an event loop. Cancelling the waiting task cancels nothing in the database."""
 
-    __slots__ = ("future", "loop")
+    loop: asyncio.AbstractEventLoop | None
+    future: asyncio.Future[T]
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = loop
-        self.future: asyncio.Future[T] = loop.create_future()
+    @classmethod
+    def here(cls) -> LoopWaiter[T]:
+        """One for the running loop."""
+        loop = asyncio.get_running_loop()
+        return cls(loop, loop.create_future())
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():

@@ -7,7 +7,8 @@ Plain is a call that is recorded with its outcome, and uses up nothing: no quest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from perdure.model.task import Fence
 from perdure.store import steps
@@ -18,7 +19,7 @@ Q = load("steps")
 T = load("tasks")
 
 
-class Outcome(NamedTuple):
+class Outcome(Struct, frozen=True, eq=False, gc=False):
     """A call that has ended, its task's owner, and where the task's trace ended before."""
 
     fence: Fence
@@ -38,7 +39,8 @@ def _record_one(tx: Transaction, one: Outcome) -> steps.Written:
 
 def _record_all(tx: Transaction, wanted: Sequence[Outcome]) -> list[steps.Written] | None:
     changes, rows, written = [], [], []
-    for fence, step, result, place in wanted:
+    for one in wanted:
+        fence, step, result, place = one.fence, one.step, one.result, one.place
         if not place.n:
             return None
         steps.check(step)

@@ -99,7 +99,8 @@ class SqliteDatabase:
     # -- the port ---------------------------------------------------------------------------
 
     def write(self, unit: Unit[Any], waiter: Waiter) -> None:
-        self._check_usable()
+        if self._closing or self._failure is not None or self._forks != Forks.count:
+            self._check_usable()
         if self._writer is None:
             self._commit([(unit, waiter)])
             self._hand_out()
@@ -227,7 +228,9 @@ class SqliteDatabase:
         now = self.clock.now_ms()
         try:
             # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
-            self._set_soft(connection, is_soft=all(isinstance(unit, _Soft) for unit, _ in batch))
+            is_soft = type(batch[0][0]) is _Soft and all(type(unit) is _Soft for unit, _ in batch)
+            if is_soft != self._is_soft:
+                self._set_soft(connection, is_soft=is_soft)
             self._cursor.execute("BEGIN IMMEDIATE")
             ran = Batch(self._cursor, now, self._ids).run(batch)
             if ran is None:
@@ -252,7 +255,7 @@ class SqliteDatabase:
 
         One connection does both kinds: of two, each would find its cache emptied by the commits of the other.
         """
-        if is_soft != self._is_soft and self.path is not None:
+        if self.path is not None:
             connection.execute("PRAGMA synchronous = NORMAL" if is_soft else "PRAGMA synchronous = FULL")
             self._is_soft = is_soft
 

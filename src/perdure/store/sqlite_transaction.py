@@ -48,11 +48,13 @@ class SqliteTransaction:
         return self._connection.changes()
 
     def many(self, query: Query, rows: Iterable[Mapping[str, Value]], /) -> int:
+        every = list(rows)
+        if len(every) == 1:
+            return self.run(query, **every[0])
         before = self._connection.total_changes()
         if query.wants_now:
-            now = {"now": self.now}
-            rows = ({**row, **now} for row in rows)
-        self._execute_many(query.sqlite, map(query.in_order, rows))
+            every = [{**row, "now": self.now} for row in every]
+        self._execute_many(query.sqlite, map(query.in_order, every))
         return self._connection.total_changes() - before
 
     def lock(self, query: Query, /, **values: Value) -> None:

@@ -71,8 +71,6 @@ class Batch:
 
     def _run_joint(self, jobs: Sequence[Job]) -> list[Job] | None:
         """Run together what can be. The others, and those that could not; None when all must be undone."""
-        if len(jobs) == 1:
-            return list(jobs)
         lone: list[Job] = []
         groups: dict[Joint[Any, Any], list[Job]] = {}
         for job in jobs:

@@ -393,6 +393,7 @@ def row_of(
     """A step as its row, the parts of its payloads stored. One with a result takes two numbers, else one."""
     usage = _NO_USAGE if result is None else result.usage
     has_ended = result is not None
+    payload, output = step.payload, None if result is None else result.output
     return {
         "task": n,
         "step_index": step_index,
@@ -402,9 +403,9 @@ def row_of(
         "try_number": step.try_number,
         "risk": step.risk,
         "reconcilable": int(step.reconcilable),
-        "payload": payloads.keep(tx, step.payload),
-        "outcome": None if result is None else outcome_word(result),
-        "output": None if result is None else payloads.keep(tx, result.output),
+        "payload": payloads.keep(tx, payload) if payload.parts else payload.blob,
+        "outcome": None if result is None else "completed" if result.completed else "failed",
+        "output": None if output is None else payloads.keep(tx, output) if output.parts else output.blob,
         "attempt": attempt,
         "token": step.token,
         "child_task_id": step.child_task_id,
