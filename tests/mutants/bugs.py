@@ -55,7 +55,7 @@ _POWER = suite("tests/crash/test_sqlite_writer.py::test_what_was_answered_surviv
 _FENCE = "CASE WHEN execution_id = :execution_id AND generation = :generation THEN 1 END = 1"
 _COMMIT = """            self._cursor.execute("COMMIT")
         except apsw.Error as error:
-            return self._commit_failed"""
+            self._commit_failed"""
 _EMIT = (
     '    events.emit(tx, proof.n, proof.event_seq, TASK.event(verb), {} if error is None else {"error": str(error)})\n'
 )
@@ -78,7 +78,7 @@ BUGS: Final = (
     Bug(
         "answers before the commit",
         _POWER,
-        (Patch("store/sqlite.py", _COMMIT, f"            deliver_all(ran.answers)\n{_COMMIT}"),),
+        (Patch("store/sqlite.py", _COMMIT, f"            deliver_all(units.answers)\n{_COMMIT}"),),
     ),
     Bug(
         "commits without a sync",

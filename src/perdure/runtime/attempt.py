@@ -324,13 +324,11 @@ class Attempt:
         if self._call_closed is not None and not self._call_closed.done():
             self._call_closed.set_result(None)
 
-    @property
-    def holds_calls(self) -> bool:
-        """Whether the worker stops or the agent has ended: what runs may end, nothing begins."""
-        return self.is_draining or self.is_ending
-
     async def hold_call(self) -> None:
-        """Keep a new call from beginning, until the cancellation that ends the attempt."""
+        """Keep a new call from beginning, until the cancellation that ends the attempt.
+
+        For when the worker stops or the agent has ended: what runs may end, nothing begins.
+        """
         self._settle_drain()
         await self._loop.create_future()
 

@@ -60,7 +60,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     waits = attempt.waits
     attempt.open_call(call)
     try:
-        if parent == ROOT and attempt.holds_calls:
+        if parent == ROOT and (attempt.is_draining or attempt.is_ending):
             await attempt.hold_call()
         journal.open(call, key, body, parent=parent)
         waits.begin_call()

@@ -99,8 +99,7 @@ class SqliteDatabase:
     # -- the port ---------------------------------------------------------------------------
 
     def write(self, unit: Unit[Any], waiter: Waiter) -> None:
-        if self._closing or self._failure is not None or self._forks != Forks.count:
-            self._check_usable()
+        self._check_usable()
         if self._writer is None:
             self._commit([(unit, waiter)])
             self._hand_out()
@@ -176,7 +175,7 @@ class SqliteDatabase:
                 self._is_idle = False
                 continue
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
-            if not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
+            if self._answers and not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
                 self._hand_out()
             self._commit(batch)
         self._close_writer()
@@ -199,15 +198,15 @@ class SqliteDatabase:
         except StoreBusy as busy:
             self._answers += [(waiter, None, busy) for _, waiter in batch]
             return
+        hinted = False
         try:
-            answers, hinted = self._run_batch(connection, batch)
+            hinted = self._run_batch(connection, batch)
         except BaseException as error:  # noqa: BLE001  # A clock that fails, no memory: the writer must outlive it.
             _roll_back(connection)
-            answers, hinted = [(waiter, None, error) for _, waiter in batch], False
+            self._answers += [(waiter, None, error) for _, waiter in batch]
         finally:
             if self._lock is not None:
                 self._lock.drop()
-        self._answers += answers
         if hinted:
             self._wakeup.tell()
         if self._checkpointer is not None and self._checkpointer.is_over_cap:
@@ -223,8 +222,11 @@ class SqliteDatabase:
         answers, self._answers = self._answers, []
         deliver_all(answers)
 
-    def _run_batch(self, connection: apsw.Connection, batch: list[Job]) -> tuple[list[Answer], bool]:
-        """Run and commit a batch; if a unit fails after a write, once more with a savepoint each."""
+    def _run_batch(self, connection: apsw.Connection, batch: list[Job]) -> bool:
+        """Run and commit a batch, and say whether one of its units hinted.
+
+        If a unit fails after a write, all of it runs once more with a savepoint for each.
+        """
         now = self.clock.now_ms()
         try:
             # One durable unit makes the whole batch durable; the log is one, so it hardens earlier soft ones too.
@@ -232,23 +234,31 @@ class SqliteDatabase:
             if is_soft != self._is_soft:
                 self._set_soft(connection, is_soft=is_soft)
             self._cursor.execute("BEGIN IMMEDIATE")
-            ran = Batch(self._cursor, now, self._ids).run(batch)
-            if ran is None:
+            units = Batch(self._cursor, now, self._ids)
+            if not units.run(batch):
                 _roll_back(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                ran = Batch(self._cursor, now, self._ids).run_apart(batch)
+                units = Batch(self._cursor, now, self._ids)
+                units.run_apart(batch)
         except (apsw.Error, StoreError) as error:
             if isinstance(error, apsw.IOError):
-                return self._commit_failed(connection, batch, error), False
+                self._commit_failed(connection, batch, error)
+                return False
             _roll_back(connection)
             failure = error if isinstance(error, StoreError) else translate(error)
-            return [(waiter, None, failure) for _, waiter in batch], False
-        self._hand_out()
+            self._answers += [(waiter, None, failure) for _, waiter in batch]
+            return False
+        if self._answers:
+            self._hand_out()
         try:
             self._cursor.execute("COMMIT")
         except apsw.Error as error:
-            return self._commit_failed(connection, batch, error), False
-        return ran.answers, ran.hinted
+            self._commit_failed(connection, batch, error)
+            return False
+        self._answers = units.answers
+        if not self._waiting:  # What is left to be done here is done while they wake up.
+            self._hand_out()
+        return units.hinted
 
     def _set_soft(self, connection: apsw.Connection, *, is_soft: bool) -> None:
         """Say whether the next commit must reach the disk.
@@ -259,18 +269,19 @@ class SqliteDatabase:
             connection.execute("PRAGMA synchronous = NORMAL" if is_soft else "PRAGMA synchronous = FULL")
             self._is_soft = is_soft
 
-    def _commit_failed(self, connection: apsw.Connection, batch: list[Job], error: apsw.Error) -> list[Answer]:
+    def _commit_failed(self, connection: apsw.Connection, batch: list[Job], error: apsw.Error) -> None:
         """COMMIT itself failed. A busy or full database has rolled back; anything else may have been written."""
         if isinstance(error, apsw.BusyError | apsw.FullError):
             _roll_back(connection)
-            return [(waiter, None, translate(error)) for _, waiter in batch]
+            self._answers += [(waiter, None, translate(error)) for _, waiter in batch]
+            return
         _roll_back(connection)
         self._failure = CommitUnknown(
             f"the commit to {self.url} failed ({error}): it may or may not have happened. The store has closed itself; "
             "open it anew, and what was written is found again by its key."
         )
         self._failure.__cause__ = error
-        return [(waiter, None, self._failure) for _, waiter in batch]
+        self._answers += [(waiter, None, self._failure) for _, waiter in batch]
 
     # -- reader threads ----------------------------------------------------------------------
 

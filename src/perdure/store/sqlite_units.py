@@ -7,7 +7,7 @@ run once more, with a savepoint for each unit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 
@@ -20,40 +20,32 @@ from perdure.store.sqlite_transaction import SqliteTransaction
 Job = tuple[Unit[Any], Waiter]
 
 
-class Ran(NamedTuple):
-    """What came of a batch: its answers, and whether one of its units hinted."""
-
-    answers: list[Answer]
-    hinted: bool
-
-
 class Batch:
     """Some units, and the transaction they share. Raises what ends the whole transaction."""
 
-    __slots__ = ("_answers", "_connection", "_cursor", "_hinted", "_ids", "_now")
+    __slots__ = ("_connection", "_cursor", "_ids", "_now", "answers", "hinted")
 
     def __init__(self, cursor: apsw.Cursor, now: int, ids: Ids) -> None:
         self._cursor, self._connection, self._now, self._ids = cursor, cursor.connection, now, ids
-        self._answers: list[Answer] = []
-        self._hinted = False
+        self.answers: list[Answer] = []
+        self.hinted = False  # one of the units did
 
-    def run(self, jobs: Sequence[Job]) -> Ran | None:
-        """Run them, those of one kind together; None when one has failed after a write, and all must be undone."""
+    def run(self, jobs: Sequence[Job]) -> bool:
+        """Run them, those of one kind together. False when one has failed after a write, and all must be undone."""
         lone = self._run_joint(jobs)
         for job in lone or ():
             before = self._connection.total_changes()
             if not self._run_one(job) and self._connection.total_changes() != before:
-                return None
-        return None if lone is None else Ran(self._answers, self._hinted)
+                return False
+        return lone is not None
 
-    def run_apart(self, jobs: Sequence[Job]) -> Ran:
+    def run_apart(self, jobs: Sequence[Job]) -> None:
         """Run them so that each can fail by itself."""
         for job in jobs:
             self._connection.execute("SAVEPOINT unit")
             if not self._run_one(job):
                 self._connection.execute("ROLLBACK TO unit")
             self._connection.execute("RELEASE unit")
-        return Ran(self._answers, self._hinted)
 
     def _run_one(self, job: Job) -> bool:
         """Run one and note its answer; False when it has failed."""
@@ -63,10 +55,10 @@ class Batch:
             answer = unit(tx)
         except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the writer's.
             self._raise_if_ended(error)
-            self._answers.append((waiter, None, translate(error) if isinstance(error, apsw.Error) else error))
+            self.answers.append((waiter, None, translate(error) if isinstance(error, apsw.Error) else error))
             return False
-        self._answers.append((waiter, answer, None))
-        self._hinted = self._hinted or tx.hinted
+        self.answers.append((waiter, answer, None))
+        self.hinted = self.hinted or tx.hinted
         return True
 
     def _run_joint(self, jobs: Sequence[Job]) -> list[Job] | None:
@@ -97,8 +89,8 @@ class Batch:
             return False
         if answers is None:
             return False
-        self._answers += [(waiter, answer, None) for (_, waiter), answer in zip(group, answers, strict=True)]
-        self._hinted = self._hinted or tx.hinted
+        self.answers += [(waiter, answer, None) for (_, waiter), answer in zip(group, answers, strict=True)]
+        self.hinted = self.hinted or tx.hinted
         return True
 
     def _raise_if_ended(self, error: BaseException) -> None:

@@ -153,7 +153,8 @@ def begin(
         )
     change = {
         **_change(fence, seqs=1, records=1, risk_seen=step.risk_seen),
-        **_counted(step),
+        "tool_calls": int(step.kind == _TOOL_CALL),
+        "iterations": int(step.kind == _MODEL_CALL),
         "tool_call_id": step.tool_call_id,
     }
     n, seq, count, attempt = _prove(tx, fence, change, place=place)
@@ -323,18 +324,14 @@ def outcome_change(
     change["tool_call_id"] = step.tool_call_id
     change["progress"] = 1
     if not begun:
-        change |= _counted(step)
+        change["tool_calls"] = int(step.kind == _TOOL_CALL)
+        change["iterations"] = int(step.kind == _MODEL_CALL)
     usage = result.usage
     if usage is not _NO_USAGE:
         change["prompt_tokens"] = min(usage.prompt_tokens, _INT64_MAX)
         change["completion_tokens"] = min(usage.completion_tokens, _INT64_MAX)
         change["cost"] = usage.cost
     return change
-
-
-def _counted(step: NewStep) -> dict[str, Value]:
-    """What a call counts for."""
-    return {"tool_calls": int(step.kind == _TOOL_CALL), "iterations": int(step.kind == _MODEL_CALL)}
 
 
 def _change(fence: Fence, *, seqs: int, records: int, risk_seen: str) -> dict[str, Value]:
