@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.errors import BadInput, NotFound
@@ -10,11 +9,13 @@ from perdure.model.page import MOST_ROWS, rows_of
 from perdure.model.task import Attempt, Outcome, Task
 from perdure.states import TASK, TaskStatus
 from perdure.store import payloads, tasks
-from perdure.store.database import Row, Transaction
+from perdure.store.database import Transaction
+from perdure.store.queries import as_rows
 from perdure.store.sessions import check_id, check_text, need_text
 from perdure.store.tasks import Q, read_error, task_from_row
 
 _FIRST = (1 << 62, "\U0010ffff")
+_OPEN = as_rows([(status,) for status in TASK.open])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +53,26 @@ def recent(
     for text, name in ((session_id, "session"), (agent, "agent")):
         check_text(text, name)
     limit = rows_of(limit)
-    open_ones = TASK.open if open_only and status is None else (status,) if status in TASK.open else ()
     # Filters that no index serves are applied here, page by page, so that the cursor stays strict.
     is_filtered = agent is not None or (session_id is not None and bool(status or open_only)) or status in TASK.terminal
     page_rows = MOST_ROWS if is_filtered else limit
     found: list[Task] = []
+    created_at, task_id = (after.created_at, after.id) if after else _FIRST
     for _ in range(1000):
-        place = _place(after, page_rows)
+        place: dict[str, str | int] = {"created_at": created_at, "id": task_id, "limit": page_rows}
         if session_id is not None:
-            page = _tasks(tx.all(Q.list_session, root_session_id=session_id, **place))
-        elif open_ones:
-            page = _newest([tx.all(Q.list_status, status=one, **place) for one in open_ones], page_rows)
+            rows = tx.all(Q.list_session, root_session_id=session_id, **place)
+        elif status is not None and status not in TASK.terminal:
+            rows = tx.all(Q.list_status, status=status, **place)
+        elif open_only:
+            rows = tx.all(Q.list_open, rows=_OPEN, **place)
         else:
-            page = _tasks(tx.all(Q.list_all, **place))
+            rows = tx.all(Q.list_all, **place)
+        page = [task_from_row(row) for row in rows]
         found += [t for t in page if _fits(t, status=status, open_only=open_only, agent=agent)]
         if len(found) >= limit or len(page) < page_rows:
             break
-        after = Cursor(page[-1].created_at, page[-1].id)
+        created_at, task_id = page[-1].created_at, page[-1].id
     return found[:limit]
 
 
@@ -174,21 +178,6 @@ def find(tx: Transaction, ending: str) -> str:
         listed = ", ".join(row[0] for row in rows[:5])
         raise BadInput(f"{len(rows)} tasks end in {ending}: {listed}; give more characters", field="task")
     return str(rows[0][0])
-
-
-def _place(after: Cursor | None, rows: int) -> dict[str, str | int]:
-    created_at, task_id = (after.created_at, after.id) if after else _FIRST
-    return {"created_at": created_at, "id": task_id, "limit": rows}
-
-
-def _tasks(rows: Sequence[Row]) -> list[Task]:
-    return [task_from_row(row) for row in rows]
-
-
-def _newest(lists: Sequence[Sequence[Row]], limit: int) -> list[Task]:
-    """The newest of some lists, each newest first."""
-    every = [task for rows in lists for task in _tasks(rows)]
-    return sorted(every, key=lambda task: (task.created_at, task.id), reverse=True)[:limit]
 
 
 def _fits(task: Task, *, status: str | None, open_only: bool, agent: str | None) -> bool:
