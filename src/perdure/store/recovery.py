@@ -218,7 +218,7 @@ def _plain_case(tx: Transaction, one: _Plain, told: Mapping[str, Any], *, recove
 
 def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> None:
     """Store the decisions and make the tasks due again; each raises the revision of its session by one."""
-    tx.many(Q.insert, [_as_row(tx, one.n, decision, one.execution_id or "") for one, decision in decided])
+    _store_all(tx, decided)
     revisions = sessions.raise_revisions(tx, [one.root_session_id for one, _ in decided])
     moves = []
     by_recoveries: dict[int, list[tuple[int, int]]] = {}
@@ -230,6 +230,19 @@ def _resume_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> 
     for recoveries, alike in by_recoveries.items():
         events.emit_to_all(tx, alike, TASK.event("recover"), {"recoveries": recoveries})
     tx.hint()
+
+
+def _store_all(tx: Transaction, decided: Sequence[tuple[_Plain, Decision]]) -> None:
+    alike: dict[tuple[str, str, str], list[tuple[int, str, str]]] = {}
+    for one, decision in decided:
+        execution_id, evidence = one.execution_id or "", payloads.as_text(_evidence(decision))
+        if evidence is None:  # An agent with a name of thousands of letters.
+            tx.run(Q.insert, **_as_row(tx, one.n, decision, execution_id))
+            continue
+        said = decision.verdict, decision.rule, _as_text(decision.reasons)
+        alike.setdefault(said, []).append((one.n, execution_id, evidence))
+    for (verdict, rule, reasons), rows in alike.items():
+        tx.run(Sets.insert_decisions, rows=as_rows(rows), verdict=verdict, rule=rule, reasons=reasons)
 
 
 def _look(tx: Transaction, task: Task) -> _Seen:
@@ -247,8 +260,12 @@ def _as_row(tx: Transaction, task: int, decision: Decision, execution_id: str) -
         "verdict": decision.verdict,
         "rule": decision.rule,
         "reasons": _as_text(decision.reasons),
-        "evidence": payloads.small(tx, dict(decision.evidence)),
+        "evidence": payloads.keep(tx, _evidence(decision)),
     }
+
+
+def _evidence(decision: Decision) -> codec.Packed:
+    return codec.pack(codec.evidence(dict(decision.evidence)))
 
 
 @lru_cache(maxsize=64)

@@ -74,6 +74,15 @@ FROM {rows} r
 WHERE sessions.id = r.value ->> 0
 RETURNING sessions.id, sessions.revision
 
+-- name: insert_decisions
+-- Decisions that say the same but for their task: (task, execution, evidence).
+INSERT INTO recovery_decisions (task, execution_id, verdict, rule, reasons, evidence, at)
+SELECT CAST(r.value ->> 0 AS {int}), r.value ->> 1, CAST(:verdict AS {string}), CAST(:rule AS {string}),
+    CAST(:reasons AS {string}), {bytes:2}, CAST({now} AS {int})
+FROM {rows} r
+WHERE 1 = 1
+ON CONFLICT (task, execution_id) DO NOTHING
+
 -- name: recover
 -- (task, recoveries, revision)
 UPDATE tasks
