@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import limit, recovery, steps, tasks
 from benchmarks.meter import Numbers
+from perdure.runtime import collector
 
 CELLS: dict[str, Callable[..., Numbers]] = {
     "limit": limit.measure,
@@ -31,6 +32,7 @@ def main(name: str, arguments: str) -> None:
     given = json.loads(arguments)
     if "folder" in given:
         given["folder"] = Path(given["folder"])
+    collector.calm_down()  # As `perdure worker` does.
     print(json.dumps(CELLS[name](**given)), flush=True)
 
 

@@ -25,6 +25,7 @@ from perdure.errors import BadInput
 from perdure.model.question import Question
 from perdure.model.task import Lane, Outcome, Task, tail
 from perdure.news import News
+from perdure.runtime import collector
 from perdure.runtime.blocks import beside, unless
 from perdure.runtime.durable import new_task
 from perdure.runtime.liveness import Judge, judge
@@ -94,6 +95,7 @@ def worker(
     ours = load_app(app or app_name, db)
     if permits is not None:
         ours.use(settings={"permits": permits, "main_permits": min(config.settings().main_permits, permits - 1)})
+    collector.calm_down()
     raise typer.Exit(asyncio.run(_work(ours, as_json=as_json)))
 
 

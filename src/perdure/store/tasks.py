@@ -98,14 +98,15 @@ def claim(tx: Transaction, *, lane: Lane, instance: int, instance_id: str, gener
     due = [row[0] for row in tx.all(Sets.due, lane=lane, instance=instance, limit=limit)]
     if not due:
         return []
-    owners = [(n, tx.new_token()) for n in due]
+    # Ids that sort by time: random ones would each lie on a page of their own in the two indexes that hold them.
+    owners = [(n, tx.new_id()) for n in due]
     move_all(tx, Sets.claim, owners, instance_id=instance_id, generation=generation)
     return _begin_attempts(tx, due, instance_id)
 
 
 def claim_this(tx: Transaction, task_id: str, *, instance_id: str, generation: int) -> Claim | None:
     """Own one task that is due, or None when somebody else was first."""
-    execution_id = tx.new_token()
+    execution_id = tx.new_id()
     row = tx.one(Q.claim_this, id=task_id, instance_id=instance_id, generation=generation, execution_id=execution_id)
     claims = () if row is None else _begin_attempts(tx, [row[0]], instance_id)
     return claims[0] if claims else None
