@@ -82,11 +82,6 @@ def enter(new: Scope) -> contextvars.Token[Scope | None]:
     return current.set(new)
 
 
-def leave(token: contextvars.Token[Scope | None]) -> None:
-    """Undo `enter`."""
-    current.reset(token)
-
-
 def carry(fn: Callable[P, R]) -> Callable[P, R]:
     """`fn`, taking the present task along into a thread that would lose it (an executor, `threading.Thread`)."""
     context = contextvars.copy_context()

@@ -68,9 +68,10 @@ def test_a_value_comes_back_as_it_was_written(store: Store) -> None:
 
 def test_many_runs_a_statement_for_each_row_in_order(store: Store) -> None:
     def fill(tx: Transaction) -> list[str]:
-        tx.many(INSERT, [{"key": f"key-{number}", "value": number} for number in range(3)])
-        tx.many(ADD, [{"key": "key-2", "value": 40}])
-        tx.many(ADD, [])
+        assert tx.many(INSERT, [{"key": f"key-{number}", "value": number} for number in range(3)]) == 3
+        assert tx.many(ADD, [{"key": "key-2", "value": 40}]) == 1
+        assert tx.many(ADD, [{"key": "nobody", "value": 40}, {"key": "key-1", "value": 0}]) == 1
+        assert tx.many(ADD, []) == 0
         return keys(tx)
 
     assert store.call(fill) == ["0", "1", "2"]

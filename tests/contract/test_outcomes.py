@@ -14,7 +14,8 @@ from perdure.errors import BadInput, LeaseLost
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Usage
 from perdure.store import Transaction, messages, outcomes, steps
-from perdure.store.database import JointUnit, ThreadWaiter
+from perdure.store.database import Joint, JointUnit, ThreadWaiter, Value
+from perdure.store.queries import Query
 from tests.world import World, done, new_step, stale, usage_of
 
 _TASKS = 6
@@ -29,6 +30,70 @@ def test_each_is_recorded_as_it_would_have_been_alone(world: World) -> None:
     assert written == expected == [steps.Written(1, 5)] * _TASKS
     for one, other in zip(alone, together, strict=True):
         assert _content(world, one) == _content(world, other)
+
+
+def test_a_file_has_all_of_them_in_one_go(world: World) -> None:
+    if world.store.database.dialect != "sqlite":
+        pytest.skip("PostgreSQL records one at a time")
+    sizes: list[int] = []
+
+    def together(tx: Transaction, wanted: Sequence[outcomes.Outcome]) -> Sequence[steps.Written] | None:
+        sizes.append(len(wanted))
+        return outcomes.RECORD.together(tx, wanted)
+
+    def alone(_tx: Transaction, _one: outcomes.Outcome) -> steps.Written:
+        raise AssertionError("it was to be recorded with the others")
+
+    _record(world, [_outcome(world.start(), number) for number in range(_TASKS)], by=Joint(alone, together))
+
+    assert sizes == [_TASKS]
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, AssertionError, RecursionError])
+def test_a_bug_in_what_is_done_together_harms_nobody(world: World, error: type[Exception]) -> None:
+    def together(tx: Transaction, wanted: Sequence[outcomes.Outcome]) -> Sequence[steps.Written] | None:
+        outcomes.RECORD.together(tx, wanted)
+        raise error("a bug")
+
+    claims = [world.start() for _ in range(_TASKS)]
+    wanted = [_outcome(claim, number) for number, claim in enumerate(claims)]
+
+    _record(world, wanted, by=Joint(outcomes.RECORD.alone, together))
+
+    assert [world.task(claim.task.id).step_count for claim in claims] == [2] * _TASKS
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_place_that_its_owner_forgets_in_the_middle_misleads_nobody(world: World, begun: bool) -> None:
+    claim = world.start()
+    place = _place_of(claim)
+    if begun:
+        world.store.call(steps.begin, claim.fence, new_step("a", risk="high"), place=place)
+
+    def write(tx: Transaction) -> steps.Written:
+        forgetful = _Forgetful(tx, place)
+        step = new_step("a", risk="high" if begun else "low")
+        return steps.complete(forgetful, claim.fence, step, done(), begun=begun, place=place)
+
+    written = world.store.call(write)
+
+    assert written.step_index == 1
+    assert world.store.read(steps.trace, claim.task.id).steps[-1].outcome == "completed"
+
+
+class _Forgetful:
+    """A transaction in the middle of whose first statement the owner writes something else."""
+
+    def __init__(self, tx: Transaction, place: steps.Place) -> None:
+        self._tx, self._place = tx, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+    def run(self, query: Query, /, **values: Value) -> int:
+        changed = self._tx.run(query, **values)
+        self._place.n = 0
+        return changed
 
 
 def test_calls_of_one_task_are_numbered_one_after_the_other(world: World) -> None:
@@ -117,24 +182,30 @@ def _outcome(claim: Claim, number: int, place: steps.Place | None = None) -> out
     return outcomes.Outcome(claim.fence, step, result, place or _place_of(claim))
 
 
-def _record(world: World, wanted: Sequence[outcomes.Outcome]) -> list[steps.Written]:
-    answers = _answers(world, wanted)
+def _record(
+    world: World, wanted: Sequence[outcomes.Outcome], *, by: Joint[outcomes.Outcome, steps.Written] = outcomes.RECORD
+) -> list[steps.Written]:
+    answers = _answers(world, wanted, by=by)
     assert all(isinstance(one, steps.Written) for one in answers), answers
     return answers
 
 
-def _answers(world: World, wanted: Sequence[outcomes.Outcome]) -> list[Any]:
+def _answers(
+    world: World, wanted: Sequence[outcomes.Outcome], *, by: Joint[outcomes.Outcome, steps.Written] = outcomes.RECORD
+) -> list[Any]:
     """What comes of some that are submitted while the writer is held up, so that it finds them all at once."""
-    database, gate = world.store.database, threading.Event()
+    database, begun, gate = world.store.database, threading.Event(), threading.Event()
     held: ThreadWaiter[None] = ThreadWaiter()
 
     def hold(_tx: Transaction) -> None:
+        begun.set()
         gate.wait()
 
     database.write(hold, held)
+    begun.wait()
     waiters: list[ThreadWaiter[steps.Written]] = [ThreadWaiter() for _ in wanted]
     for waiter, one in zip(waiters, wanted, strict=True):
-        database.write(JointUnit(outcomes.RECORD, one), waiter)
+        database.write(JointUnit(by, one), waiter)
     gate.set()
     held.wait()
     answers: list[Any] = []

@@ -31,7 +31,6 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.list_session": "tasks_session_created",
     "tasks.list_all": "tasks_created",
     "tasks.list_status": "tasks_open",
-    "tasks.list_open": "tasks_open",
     "tasks.children": "tasks_parent",
     "tasks.open_foreground_children": "tasks_parent",
     "tasks.count_open_children": "tasks_parent",

@@ -103,6 +103,36 @@ async def test_an_end_on_its_way_when_the_time_is_over_counts_where_it_comes_fir
     assert house.row(task).status == status
 
 
+async def test_an_end_that_comes_after_the_time_was_called_over_is_told_as_timed_out(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.agent(deadline=10)
+    async def host() -> str:
+        await asyncio.sleep(9)
+        return "fine"
+
+    told: list[str] = []
+    actor = await house.hire(
+        host, on_event=lambda what, facts: told.append(facts["status"]) if what == "ended" else None
+    )
+    task = await house.client.start(host)
+    await house.until_status(task, "running")
+    (attempt,) = actor.worker.attempts.values()
+    write = attempt.journal.write
+
+    async def write_slowly(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        if operation is ends.complete:
+            await asyncio.sleep(30)  # Others hold the lock, and one of them sees that its time is over.
+        return await write(operation, *args, **kwargs)
+
+    monkeypatch.setattr(attempt.journal, "write", write_slowly)
+    await house.hire()
+    await house.until_status(task, "timed_out")
+    await asyncio.sleep(60)
+
+    assert told == ["timed_out"]
+
+
 @pytest.mark.parametrize("is_background", [True, False])
 async def test_a_result_within_the_grace_time_counts_unless_a_child_is_still_waited_for(
     house: Theatre, is_background: bool

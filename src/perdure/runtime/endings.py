@@ -30,7 +30,7 @@ from perdure.model.task import Task, Wait, WaitKind
 from perdure.policy.retry import ErrorClass, RetryPolicy, classify, delay_s, should_retry
 from perdure.runtime import doubts, raised, stand_ins
 from perdure.states import TaskStatus
-from perdure.store import ends, task_lists, tasks
+from perdure.store import aio, ends, task_lists, tasks
 from perdure.store.completions import Completion
 from perdure.store.database import Transaction
 
@@ -85,6 +85,8 @@ async def end_stopped(attempt: Attempt, value: Any, error: BaseException | None)
             await _write(attempt, tasks.interrupt, attempt.task.id, fence.execution_id, reason=reason)
         case Stop.DEADLINE:
             await _end_late(attempt, value, error)
+        case Stop.LOST if attempt.is_ending:
+            await _look_what_came_first(attempt)
         case Stop.LOST | None:
             return
 
@@ -235,6 +237,13 @@ async def _end_late(attempt: Attempt, value: Any, error: BaseException | None) -
     row, failure = await journal.read(_as_it_is, attempt.task.id)
     if row.status.is_terminal and row.attempt == attempt.task.attempt:
         attempt.outcome = row.status, failure
+
+
+async def _look_what_came_first(attempt: Attempt) -> None:
+    """Its own end came too late. A time-out is told here all the same, for nobody else ran the task."""
+    row, _ = await aio.read(attempt.journal.store, _as_it_is, attempt.task.id)
+    if row.status is TaskStatus.TIMED_OUT and row.attempt == attempt.task.attempt:
+        attempt.outcome = row.status, None
 
 
 def _as_it_is(tx: Transaction, task_id: str) -> tuple[Task, Error | None]:

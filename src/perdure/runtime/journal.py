@@ -47,13 +47,11 @@ class Journal:
         self._place = steps.Place(claim.task.n, claim.task.event_seq, claim.task.step_count, claim.task.attempt)
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
-        self.restart = self._occurrences.restart
         self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, tuple[str, str]] = {}
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
-        self._writing: dict[
-            str, asyncio.Task[steps.Written]
-        ] = {}  # records of calls inside others that are on their way
+        # Records of calls inside others that are on their way.
+        self._writing: dict[str, asyncio.Task[steps.Written]] = {}
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
@@ -176,6 +174,10 @@ class Journal:
             if running is None:
                 running = self._running[key] = asyncio.get_running_loop().create_future()
             await asyncio.wait({running})
+
+    def restart(self, key: str) -> None:
+        """The call with this key begins anew: the calls it makes are found again from the first."""
+        self._occurrences.restart(key)
 
     def go_on_from(self, point: ResumePoint) -> None:
         """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on."""

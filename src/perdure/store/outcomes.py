@@ -30,7 +30,8 @@ class Outcome(Struct, frozen=True, eq=False, gc=False):
 
 def is_plain(result: steps.Result, place: steps.Place) -> bool:
     """Whether a call with this result, not yet on record, can be recorded with others."""
-    return place.n != 0 and not result.notes and (result.question_id or result.delivery or result.event) is None
+    uses_nothing = result.question_id is None and result.delivery is None
+    return uses_nothing and place.n != 0 and not result.notes and result.event is None
 
 
 def _record_one(tx: Transaction, one: Outcome) -> steps.Written:
@@ -41,10 +42,10 @@ def _record_all(tx: Transaction, wanted: Sequence[Outcome]) -> list[steps.Writte
     changes, rows, written = [], [], []
     for one in wanted:
         fence, step, result, place = one.fence, one.step, one.result, one.place
-        if not place.n:
+        n, seq, index = place.n, place.event_seq, place.step_count
+        if not n:
             return None
         steps.check(step)
-        n, seq, index = place.n, place.event_seq, place.step_count
         change = steps.outcome_change(fence, step, result, begun=False, seqs=2, records=1)
         changes.append({"n": n, "event_seq": seq, "step_count": index, **change})
         rows.append(steps.row_of(tx, n, step, result, attempt=place.attempt, step_index=index, started_seq=seq + 1))

@@ -1,7 +1,6 @@
 """The units of one batch, run in the transaction that the writer of a SQLite file has begun.
 
-A refusal (raised before the unit's first write) fails alone at no cost. A unit that fails after a write wants the batch
-run once more, with a savepoint for each unit.
+Units of one kind share their statements; of the others each has its own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import apsw
 
 from perdure.clock import Ids
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import StoreError
 from perdure.store.database import Answer, Joint, JointUnit, Unit, Waiter
 from perdure.store.sqlite_errors import translate
 from perdure.store.sqlite_transaction import SqliteTransaction
@@ -84,7 +83,7 @@ class Batch:
         tx = SqliteTransaction(self._cursor, self._now, self._ids)
         try:
             answers = joint.together(tx, [unit.item for unit, _ in group])  # type: ignore[attr-defined]  # joint units
-        except (apsw.Error, PerdureError) as error:
+        except BaseException as error:  # noqa: BLE001  # Each is told why when it runs alone.
             self._raise_if_ended(error)
             return False
         if answers is None:

@@ -74,7 +74,10 @@ class Written(NamedTuple):
 
 @dataclass(slots=True)
 class Place:
-    """Where a task's trace ended when its owner last wrote to it: a hint, which each write checks and moves on."""
+    """Where a task's trace ended when its owner last wrote to it: a hint, which each write checks and moves on.
+
+    The store moves it on in a thread of its own, while the owner may `n` set to 0 at any moment: read it once.
+    """
 
     n: int = 0  # the task's row; 0 while nothing is known
     event_seq: int = 0
@@ -355,12 +358,13 @@ def _prove(
     tx: Transaction, fence: Fence, change: dict[str, Value], *, place: Place | None = None
 ) -> tuple[int, int, int, int]:
     """Prove the owner and take numbers: the task's row, its last seq, its records so far, the attempt."""
-    if place is not None and place.n:
+    known = 0 if place is None else place.n
+    if place is not None and known:
         seq, count, seqs, records = place.event_seq, place.step_count, change["seqs"], change["records"]
         assert isinstance(seqs, int) and isinstance(records, int), change
-        if tx.run(T.record_step_at, n=place.n, event_seq=seq, step_count=count, **change) == 1:
+        if tx.run(T.record_step_at, n=known, event_seq=seq, step_count=count, **change) == 1:
             place.event_seq, place.step_count = seq, count = seq + seqs, count + records
-            return place.n, seq, count, place.attempt
+            return known, seq, count, place.attempt
     row = tx.one(T.record_step, id=fence.task_id, **change)
     if row is None:
         task_ops.refuse(tx, fence, "step")

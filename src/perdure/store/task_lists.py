@@ -10,12 +10,10 @@ from perdure.model.task import Attempt, Outcome, Task
 from perdure.states import TASK, TaskStatus
 from perdure.store import payloads, tasks
 from perdure.store.database import Transaction
-from perdure.store.queries import as_rows
 from perdure.store.sessions import check_id, check_text, need_text
 from perdure.store.tasks import Q, read_error, task_from_row
 
 _FIRST = (1 << 62, "\U0010ffff")
-_OPEN = as_rows([(status,) for status in TASK.open])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +60,13 @@ def recent(
         place: dict[str, str | int] = {"created_at": created_at, "id": task_id, "limit": page_rows}
         if session_id is not None:
             rows = tx.all(Q.list_session, root_session_id=session_id, **place)
-        elif status is not None and status not in TASK.terminal:
+        elif status in TASK.open:
             rows = tx.all(Q.list_status, status=status, **place)
         elif open_only:
-            rows = tx.all(Q.list_open, rows=_OPEN, **place)
+            rows = [row for one in TASK.open for row in tx.all(Q.list_status, status=one, **place)]
         else:
             rows = tx.all(Q.list_all, **place)
-        page = [task_from_row(row) for row in rows]
+        page = sorted(map(task_from_row, rows), key=_age, reverse=True)[:page_rows]
         found += [t for t in page if _fits(t, status=status, open_only=open_only, agent=agent)]
         if len(found) >= limit or len(page) < page_rows:
             break
@@ -178,6 +176,10 @@ def find(tx: Transaction, ending: str) -> str:
         listed = ", ".join(row[0] for row in rows[:5])
         raise BadInput(f"{len(rows)} tasks end in {ending}: {listed}; give more characters", field="task")
     return str(rows[0][0])
+
+
+def _age(task: Task) -> tuple[int, str]:
+    return task.created_at, task.id
 
 
 def _fits(task: Task, *, status: str | None, open_only: bool, agent: str | None) -> bool:

@@ -110,21 +110,6 @@ WHERE t.status = :status AND t.finished_at IS NULL
 ORDER BY t.created_at DESC, t.id DESC
 LIMIT :limit
 
--- name: list_open
--- With one of some statuses, each alone in :rows: the newest of each by the index, and of those the newest.
-SELECT {columns}
-FROM {rows} r
-CROSS JOIN tasks t
-WHERE t.n IN (
-    SELECT o.n
-    FROM tasks o
-    WHERE o.status = r.value ->> 0 AND o.finished_at IS NULL AND (o.created_at, o.id) < (:created_at, :id)
-    ORDER BY o.created_at DESC, o.id DESC
-    LIMIT :limit
-)
-ORDER BY t.created_at DESC, t.id DESC
-LIMIT :limit
-
 -- name: changed_since
 SELECT {columns}
 FROM tasks t
