@@ -24,7 +24,7 @@ _TASKS = 6
 def test_each_is_recorded_as_it_would_have_been_alone(world: World) -> None:
     alone, together = [[world.start() for _ in range(_TASKS)] for _ in range(2)]
 
-    expected = [world.store.call(outcomes.RECORD, _outcome(claim, number)) for number, claim in enumerate(alone)]
+    expected = [world.store.call(outcomes.RECORD.alone, _outcome(claim, number)) for number, claim in enumerate(alone)]
     written = _record(world, [_outcome(claim, number) for number, claim in enumerate(together)])
 
     assert written == expected == [steps.Written(1, 5)] * _TASKS

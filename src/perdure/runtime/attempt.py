@@ -161,7 +161,6 @@ class Attempt:
         self.is_ending = False
         self.is_writing_end = False  # the write is under way that says how it ended
         self.is_handed_back = False
-        self.is_over = False  # as `done` says, for each call to see
         self.outcome: tuple[TaskStatus, Error | None] | None = None  # how the task ended, if this attempt has ended it
         self.done = asyncio.Event()
         self._claim = claim
@@ -276,7 +275,6 @@ class Attempt:
 
     def _let_go(self) -> None:
         """Hold up nobody any more."""
-        self.is_over = True
         self.done.set()
         self.waits.cancel()
         self._cancel_calls()
@@ -309,7 +307,7 @@ class Attempt:
 
     def check(self) -> None:
         """Raise CancelledError once the attempt is to end; no call starts after that."""
-        if self.stopping is not None or self.is_over:
+        if self.stopping is not None or self.done.is_set():
             raise asyncio.CancelledError("this attempt has ended; let CancelledError pass")
 
     # -- open calls -----------------------------------------------------------------------------

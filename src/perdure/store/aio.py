@@ -30,10 +30,9 @@ def submit(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs:
 
 def submit_joint(store: Store, joint: Joint[Item, T], item: Item) -> asyncio.Future[T]:
     """The same for an operation that may be run together with those of others."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-    store.database.write(JointUnit(joint, item), LoopWaiter(loop, future))
-    return future
+    waiter: LoopWaiter[T] = LoopWaiter.here()
+    store.database.write(JointUnit(joint, item), waiter)
+    return waiter.future
 
 
 async def call(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -29,7 +29,6 @@ class Checkpointer:
         self._writer = writer
         self._page_bytes = int(writer.pragma("page_size"))
         self._pages = 0
-        self.is_over_cap = False  # the log is so long that the writer has to empty it
         self._copied_at_pages = 0
         self._due = threading.Event()
         self._at_work = threading.Lock()
@@ -43,6 +42,11 @@ class Checkpointer:
     def log_bytes(self) -> int:
         """Size of the log after the last commit."""
         return self._pages * self._page_bytes
+
+    @property
+    def is_over_cap(self) -> bool:
+        """Whether the log is so long that the writer has to empty it."""
+        return self.log_bytes > _CAP_BYTES
 
     def keep_small(self) -> None:
         """Empty the log that is over its cap. Called by the writer between two batches."""
@@ -62,7 +66,6 @@ class Checkpointer:
 
     def _committed(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._pages = pages
-        self.is_over_cap = pages * self._page_bytes > _CAP_BYTES
         if pages < self._copied_at_pages:
             self._copied_at_pages = 0  # The log began anew.
         if (pages - self._copied_at_pages) * self._page_bytes > _COPY_EVERY_BYTES:

@@ -81,9 +81,6 @@ class Joint(Generic[Item, T]):
     alone: Callable[[Transaction, Item], T]
     together: Callable[[Transaction, Sequence[Item]], Sequence[T] | None]
 
-    def __call__(self, tx: Transaction, item: Item, /) -> T:
-        return self.alone(tx, item)
-
 
 class JointUnit(Struct, Generic[Item, T], frozen=True, eq=False):
     """A unit of a joint operation."""
