@@ -46,6 +46,7 @@ MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
     "message_gaps": ("transcripts with missing messages", _RESTORE),
     "counters": ("tasks whose counters are not the sum of their steps", _REPORT),
     "deliveries": ("deliveries taken by a step that is not on record", _REPORT),
+    "doubled_calls": ("calls that are on record twice", _REPORT),
     "unwoken": ("waiting tasks for whom it has happened and whom nobody woke", _REPORT),
     "unreadable": ("payloads that cannot be read", _RESTORE),
 }

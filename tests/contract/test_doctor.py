@@ -120,6 +120,12 @@ def _take_a_delivery(world: World, claim: Claim) -> None:
     world.execute("UPDATE deliveries SET step_key = 'nowhere'")
 
 
+def _double_a_call(world: World, claim: Claim) -> None:
+    world.record(claim, "a")
+    world.record(claim, "b")
+    world.execute("UPDATE steps SET key = 'a' WHERE key = 'b'")
+
+
 def _let_it_sleep(world: World, claim: Claim) -> None:
     child = world.spawn(claim)
     world.set_aside(claim, Wait(WaitKind.CHILDREN, (child.id,)))
@@ -151,6 +157,7 @@ def _garble_a_result(world: World, claim: Claim) -> None:
         (_miscount, "counters"),
         (_miscount_tokens, "counters"),
         (_take_a_delivery, "deliveries"),
+        (_double_a_call, "doubled_calls"),
         (_let_it_sleep, "unwoken"),
         (_garble, "unreadable"),
         (_garble_a_result, "unreadable"),

@@ -157,13 +157,14 @@ def test_an_outcome_is_written_once(world: World) -> None:
     claim = world.start()
     world.begin(claim, "a", risk="medium")
     world.end_step(claim, "a", done("first"), risk="medium")
-    world.record(claim, "b", done("first"))
+    world.begin(claim, "b")
+    world.end_step(claim, "b", done("first"))
 
     for again in (
         world.unchanged_by(world.end_step, claim, "a", done("second"), risk="medium"),
         world.unchanged_by(world.record, claim, "a", done("second"), risk="medium"),
         world.unchanged_by(world.begin, claim, "a", risk="medium"),
-        world.unchanged_by(world.record, claim, "b", done("second")),
+        world.unchanged_by(world.end_step, claim, "b", done("second")),
         world.unchanged_by(world.end_step, claim, "never begun", done("second")),
     ):
         assert isinstance(again, StoreError), again

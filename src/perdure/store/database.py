@@ -14,10 +14,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from msgspec import Struct
 
 from perdure.clock import Clock
+from perdure.store.letterbox import Letterbox
 from perdure.store.queries import Query
 
 T = TypeVar("T")
@@ -177,6 +179,8 @@ class LoopWaiter(Struct, Generic[T], eq=False):
     def here(cls) -> LoopWaiter[T]:
         """One for the running loop."""
         loop = asyncio.get_running_loop()
+        if loop not in _letterboxes:
+            _open_letterbox(loop)
         return cls(loop, loop.create_future())
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
@@ -189,23 +193,47 @@ class LoopWaiter(Struct, Generic[T], eq=False):
 
 
 Answer = tuple[Waiter, Any, BaseException | None]
+# A box goes with its loop. None for a loop that has none.
+_letterboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[Letterbox[Answer]] | None] = WeakKeyDictionary()
 
 
 def deliver_all(answers: Sequence[Answer]) -> None:
     """Hand every answer to its waiter, waking each event loop once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
-    for waiter, result, error in answers:
-        if waiter.loop is None:
-            waiter.deliver(result, error)
+    for answer in answers:
+        loop = answer[0].loop
+        if loop is None:
+            _deliver(answer)
         else:
-            by_loop.setdefault(waiter.loop, []).append((waiter, result, error))
+            by_loop.setdefault(loop, []).append(answer)
     for loop, batch in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_deliver_on_loop, batch)
-        except RuntimeError:  # The loop is closed: nobody waits there any more, and what was committed stays.
-            continue
+        known = _letterboxes.get(loop)
+        if known is None:
+            _send_plainly(loop, batch)
+        elif (box := known()) is not None:  # Otherwise the loop is closed: nobody waits there any more.
+            box.put(batch)
 
 
-def _deliver_on_loop(batch: Sequence[Answer]) -> None:
-    for waiter, result, error in batch:
-        waiter.deliver(result, error)
+def _open_letterbox(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        box: Letterbox[Answer] = Letterbox(loop, _deliver)
+    except (NotImplementedError, OSError):  # The latter when it has as many files open as it may.
+        _letterboxes[loop] = None
+    else:
+        _letterboxes[loop] = ref(box)
+
+
+def _send_plainly(loop: asyncio.AbstractEventLoop, batch: Sequence[Answer]) -> None:
+    def deliver_each() -> None:
+        for answer in batch:
+            _deliver(answer)
+
+    try:
+        loop.call_soon_threadsafe(deliver_each)
+    except RuntimeError:  # The loop is closed; what was committed stays.
+        return
+
+
+def _deliver(answer: Answer) -> None:
+    waiter, result, error = answer
+    waiter.deliver(result, error)

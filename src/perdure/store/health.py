@@ -42,6 +42,7 @@ def broken(tx: Transaction, *, limit: int = 20, sample: int = 200) -> list[Broke
             Q.seq_gaps,
             Q.message_gaps,
             Q.counters,
+            Q.doubled_calls,
             Q.deliveries,
         )
         if (rows := tx.all(query, limit=limit))

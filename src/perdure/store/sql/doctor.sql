@@ -145,9 +145,23 @@ JOIN tasks t ON t.n = d.task
 WHERE d.step_key IS NOT NULL AND NOT EXISTS (
     SELECT 1
     FROM steps s
-    WHERE s.task = d.task AND s.key = d.step_key AND s.outcome IS NOT NULL
+    WHERE s.task = d.task AND s.key = d.step_key AND s.event_kind = 'receive' AND s.outcome IS NOT NULL
 )
 ORDER BY d.n
+LIMIT :limit
+
+-- name: doubled_calls
+-- Each try of a call is on record once. The index of keys does not hold calls of low risk that have ended.
+SELECT t.id, f.key, f.try_number, f.rows
+FROM (
+    SELECT s.task AS task, s.key AS key, s.try_number AS try_number, count(*) AS rows
+    FROM steps s
+    WHERE s.key IS NOT NULL
+    GROUP BY s.task, s.key, s.try_number
+    HAVING count(*) > 1
+) f
+JOIN tasks t ON t.n = f.task
+ORDER BY f.task, f.key
 LIMIT :limit
 
 -- name: asleep

@@ -64,11 +64,11 @@ JOIN steps s ON s.task = t.n
 WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
 
 -- name: newest_try
--- The last try of a call, and how its task stands. Only the last one can be without an outcome.
+-- The last try of a call above low risk, and how its task stands. Only the last one can be without an outcome.
 SELECT s.step_index, s.outcome, s.attempt, t.status
 FROM tasks t
 JOIN steps s ON s.task = t.n
-WHERE t.id = :id AND s.key = :key
+WHERE t.id = :id AND s.key = :key AND s.risk <> 'low'
 ORDER BY s.try_number DESC
 LIMIT 1
 

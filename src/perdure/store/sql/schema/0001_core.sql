@@ -203,12 +203,15 @@ CREATE TABLE steps (
     ended_at {int},
     retried_at {int},
     UNIQUE (task, step_index),
-    UNIQUE (task, key, try_number),
     CHECK ((outcome IS NULL) = (ended_at IS NULL) OR key IS NULL),
     CHECK (key IS NOT NULL OR (risk IS NULL AND outcome IS NULL AND ended_seq IS NULL)),
     CHECK (key IS NULL OR risk IS NOT NULL),
     CHECK (risk IS NULL OR risk = 'low' OR token IS NOT NULL)
 ) {strict};
+-- Those that are looked up by their key. Most steps are calls of low risk, written whole and never looked up again: in
+-- here each would be one page more in its commit.
+CREATE UNIQUE INDEX steps_key ON steps (task, key, try_number)
+    WHERE outcome IS NULL OR risk <> 'low' OR event_kind = 'receive';
 -- Every call that may have changed the world, by time; and those nobody knows the outcome of.
 CREATE INDEX steps_effects ON steps (timestamp, n) WHERE risk <> 'low';
 CREATE INDEX steps_in_doubt ON steps (task, step_index)

@@ -1,0 +1,46 @@
+"""Answers on their way from other threads to an event loop.
+
+asyncio's own way, `call_soon_threadsafe`, makes a handle for each call, sends a byte through a pair of sockets, and
+reads until an exception says that there is no more. Where the system has them, a counter (eventfd) does it with one
+write and one read. A task that goes on after each durable step waits for nothing else but the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+Letter = TypeVar("Letter")
+
+
+class Letterbox(Generic[Letter]):
+    """Takes letters from any thread and has the loop `read` them. Lives as long as its loop is open.
+
+    Raises NotImplementedError for a loop or a system that cannot have one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[Letter], None]) -> None:
+        if not hasattr(os, "eventfd"):
+            raise NotImplementedError("this system has no eventfd")
+        self._letters: deque[Letter] = deque()
+        self._read = read
+        self._counter = counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # The loop alone holds on to this, until it is closed.
+        weakref.finalize(self, os.close, counter).atexit = False
+        # In a context of its own: that of whoever happens to be the first would live as long as the loop.
+        contextvars.Context().run(loop.add_reader, counter, self._empty)
+
+    def put(self, letters: Sequence[Letter]) -> None:
+        """Have the loop read these, soon and in this order."""
+        self._letters += letters
+        os.eventfd_write(self._counter, 1)
+
+    def _empty(self) -> None:
+        os.eventfd_read(self._counter)  # First: what comes in from here on rings anew.
+        while self._letters:
+            self._read(self._letters.popleft())

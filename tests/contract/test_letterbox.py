@@ -1,0 +1,126 @@
+"""Answers reach their event loop, whichever it is, and leave nothing behind when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.store import Store, aio
+from perdure.store.database import Transaction
+
+OPEN_FILES = Path("/proc/self/fd")
+
+
+def one(tx: Transaction) -> int:
+    return tx.now
+
+
+async def ask(store: Store) -> None:
+    assert await asyncio.gather(*(aio.call(store, one) for _ in range(3)))
+    assert await aio.read(store, one)
+
+
+@pytest.mark.skipif(not OPEN_FILES.exists(), reason="open files are only counted on Linux")
+def test_loops_that_come_and_go_leave_no_file_open(store: Store) -> None:
+    asyncio.run(ask(store))
+    before = len(os.listdir(OPEN_FILES))
+    gc.disable()  # Closed with the loop, and not when the collector comes by.
+    try:
+        for _ in range(20):
+            asyncio.run(ask(store))
+        assert len(os.listdir(OPEN_FILES)) <= before + 2
+    finally:
+        gc.enable()
+
+
+def test_loops_of_several_threads_get_their_own_answers(store: Store) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(10):
+                asyncio.run(ask(store))
+        except BaseException as error:  # noqa: BLE001  # Shown by the thread that waits for this one.
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not failures and not any(thread.is_alive() for thread in threads)
+
+
+def test_an_answer_for_a_loop_that_is_closed_hurts_nobody(store: Store) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(tx: Transaction) -> int:
+        begun.set()
+        assert may_end.wait(10)
+        return tx.now
+
+    async def leave() -> None:
+        aio.submit(store, slow)
+        assert await asyncio.to_thread(begun.wait, 10)
+
+    asyncio.run(leave())
+    may_end.set()
+
+    assert store.call(one)
+    asyncio.run(ask(store))
+
+
+def test_a_loop_does_not_keep_the_context_of_whoever_asked_first(store: Store) -> None:
+    class Thing:
+        pass
+
+    held: contextvars.ContextVar[Thing] = contextvars.ContextVar("held")
+
+    async def ask_with_a_thing() -> weakref.ref[Thing]:
+        thing = Thing()
+        held.set(thing)
+        await ask(store)
+        return weakref.ref(thing)
+
+    async def main() -> None:
+        known = await asyncio.create_task(ask_with_a_thing())
+        await asyncio.sleep(0)
+        gc.collect()
+        assert known() is None
+
+    asyncio.run(main())
+
+
+class _LoopWithoutReaders(asyncio.SelectorEventLoop):
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("why", ["the loop has no readers", "the system has no eventfd", "no file may be opened"])
+def test_a_loop_that_can_have_none_is_told_plainly(store: Store, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_many(*_args: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    loop = asyncio.SelectorEventLoop()
+    match why:
+        case "the loop has no readers":
+            loop.close()
+            loop = _LoopWithoutReaders()
+        case "the system has no eventfd":
+            monkeypatch.delattr(os, "eventfd", raising=False)
+        case _:
+            monkeypatch.setattr(os, "eventfd", too_many, raising=False)
+    try:
+        loop.run_until_complete(ask(store))
+    finally:
+        loop.close()
+    assert store.call(one)
