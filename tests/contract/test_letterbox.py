@@ -101,8 +101,7 @@ def test_a_loop_does_not_keep_the_context_of_whoever_asked_first(store: Store) -
 
 
 class _LoopWithoutReaders(asyncio.SelectorEventLoop):
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
-        raise NotImplementedError
+    add_reader = asyncio.AbstractEventLoop.add_reader
 
 
 @pytest.mark.parametrize("why", ["the loop has no readers", "the system has no eventfd", "no file may be opened"])

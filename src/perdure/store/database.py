@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, ref
 from msgspec import Struct
 
 from perdure.clock import Clock
-from perdure.store.letterbox import Letterbox
+from perdure.store.letterbox import Letterbox, open_letterbox
 from perdure.store.queries import Query
 
 T = TypeVar("T")
@@ -180,7 +180,8 @@ class LoopWaiter(Struct, Generic[T], eq=False):
         """One for the running loop."""
         loop = asyncio.get_running_loop()
         if loop not in _letterboxes:
-            _open_letterbox(loop)
+            box = open_letterbox(loop, _deliver)
+            _letterboxes[loop] = None if box is None else ref(box)
         return cls(loop, loop.create_future())
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
@@ -212,15 +213,6 @@ def deliver_all(answers: Sequence[Answer]) -> None:
             _send_plainly(loop, batch)
         elif (box := known()) is not None:  # Otherwise the loop is closed: nobody waits there any more.
             box.put(batch)
-
-
-def _open_letterbox(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        box: Letterbox[Answer] = Letterbox(loop, _deliver)
-    except (NotImplementedError, OSError):  # The latter when it has as many files open as it may.
-        _letterboxes[loop] = None
-    else:
-        _letterboxes[loop] = ref(box)
 
 
 def _send_plainly(loop: asyncio.AbstractEventLoop, batch: Sequence[Answer]) -> None:

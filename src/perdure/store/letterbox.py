@@ -19,14 +19,9 @@ Letter = TypeVar("Letter")
 
 
 class Letterbox(Generic[Letter]):
-    """Takes letters from any thread and has the loop `read` them. Lives as long as its loop is open.
-
-    Raises NotImplementedError for a loop or a system that cannot have one.
-    """
+    """Takes letters from any thread and has the loop `read` them. Lives as long as its loop is open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[Letter], None]) -> None:
-        if not hasattr(os, "eventfd"):
-            raise NotImplementedError("this system has no eventfd")
         self._letters: deque[Letter] = deque()
         self._read = read
         self._counter = counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -44,3 +39,13 @@ class Letterbox(Generic[Letter]):
         os.eventfd_read(self._counter)  # First: what comes in from here on rings anew.
         while self._letters:
             self._read(self._letters.popleft())
+
+
+def open_letterbox(loop: asyncio.AbstractEventLoop, read: Callable[[Letter], None]) -> Letterbox[Letter] | None:
+    """One for this loop; None where there are no such counters or readers, or no more files may be open."""
+    if not hasattr(os, "eventfd"):
+        return None
+    try:
+        return Letterbox(loop, read)
+    except (NotImplementedError, OSError):
+        return None
