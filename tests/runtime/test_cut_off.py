@@ -38,6 +38,30 @@ async def test_a_high_call_that_its_timeout_cuts_off_is_in_doubt(house: Theatre,
     assert ledger.done == ["act"]
 
 
+@pytest.mark.parametrize("runs_again", [False, True])
+async def test_reconcile_is_told_when_the_call_began_and_not_when_it_was_cut(house: Theatre, runs_again: bool) -> None:
+    began: list[float] = []
+    told: list[float] = []
+
+    def find(doubt: perdure.Doubt) -> perdure.Verdict[str]:
+        told.append(doubt.started_at.timestamp())
+        return perdure.not_happened() if runs_again and len(told) == 1 else perdure.happened("it did")
+
+    @perdure.tool(timeout=60, reconcile=find)
+    async def act() -> str:
+        began.append(house.loop.now_ms() / 1000)
+        await asyncio.sleep(1e6)
+        return "late"
+
+    @perdure.agent
+    async def host() -> str:
+        return await act()
+
+    assert await house.play(host) == "it did"
+    assert told == began
+    assert len(began) == 1 + runs_again
+
+
 async def test_a_call_that_returns_after_its_question_was_settled_has_nothing_to_add(house: Theatre) -> None:
     returned = asyncio.Event()
 

@@ -87,8 +87,9 @@ async def settle_fresh(attempt: Attempt, call: Call, step: steps.NewStep, *, cau
     """A call of this attempt that was cut off or raised an ambiguous error."""
     for _ in range(3):
         await asyncio.sleep(0)  # A coroutine that was cut off ends now, and may say how.
-    started_ms = attempt.journal.store.clock.now_ms()
-    return await _settle(attempt, _Matter(call, step, attempt.task.attempt, started_ms, cause))
+    begun = await attempt.journal.read(steps.by_key, attempt.task.id, step.key, step.try_number)
+    assert begun is not None, step.key
+    return await _settle(attempt, _Matter(call, step, attempt.task.attempt, begun.timestamp, cause))
 
 
 async def settle_left(attempt: Attempt, call: Call, step: steps.NewStep) -> None:
