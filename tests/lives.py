@@ -14,8 +14,8 @@ from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.task import Claim, Lane, Usage, Wait, WaitKind
 from perdure.store import ends, events, instances, last_words, messages, questions, steps, tasks
-from perdure.store.database import ThreadWaiter
 from perdure.store.last_words import LastWord, WordKind
+from perdure.store.waiters import ThreadWaiter
 from tests.world import World, done, packed, timer
 
 Fact = Callable[[World], bool]

@@ -14,7 +14,8 @@ import pytest
 from perdure.errors import Refused, RefusedBySchema, StoreClosed, StoreError, Suspend
 from perdure.states import TASK
 from perdure.store import Store, aio
-from perdure.store.database import ThreadWaiter, Transaction
+from perdure.store.database import Transaction
+from perdure.store.waiters import ThreadWaiter
 from tests.contract.conftest import OpenSecond
 from tests.rows import ADD, INSERT, add, keys, put, put_and_fail, put_twice, query, refuse, value
 

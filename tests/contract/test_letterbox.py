@@ -15,6 +15,7 @@ import pytest
 
 from perdure.store import Store, aio
 from perdure.store.database import Transaction
+from perdure.store.letterbox import open_letterbox
 
 OPEN_FILES = Path("/proc/self/fd")
 
@@ -123,3 +124,68 @@ def test_a_loop_that_can_have_none_is_told_plainly(store: Store, why: str, monke
     finally:
         loop.close()
     assert store.call(one)
+
+
+async def test_one_answer_that_no_future_can_hold_keeps_nobody_elses(store: Store) -> None:
+    gate = threading.Event()
+    held = aio.submit(store, lambda _tx: gate.wait(10))
+    # All of them in one batch, whose answers come together.
+    asked = [aio.submit(store, unit) for unit in (lambda _tx: next(iter(())), one, one)]
+    gate.set()
+
+    answers = await asyncio.wait_for(asyncio.gather(held, *asked, return_exceptions=True), 10)
+
+    assert isinstance(answers[1], RuntimeError) and "StopIteration" in str(answers[1])
+    assert all(isinstance(answer, int) for answer in answers[2:])
+
+
+async def test_a_letter_that_cannot_be_read_keeps_no_other() -> None:
+    read: list[int] = []
+    all_read = asyncio.Event()
+
+    def note(letter: int) -> None:
+        read.append(letter)
+        if letter == 3:
+            all_read.set()
+        if letter % 2:
+            raise ValueError(letter)
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, _context: None)
+    box = open_letterbox(loop, note)
+    if box is None:
+        pytest.skip("this system has no letterboxes")
+    box.put([1, 2, 3])
+
+    await asyncio.wait_for(all_read.wait(), 10)
+    assert read == [1, 2, 3]
+
+
+async def test_a_loop_whose_counter_somebody_closed_harms_nobody_else(store: Store) -> None:
+    if not hasattr(os, "eventfd"):
+        pytest.skip("this system has no letterboxes")
+    made: list[int] = []
+    make = os.eventfd
+
+    def noted(*args: Any) -> int:
+        made.append(make(*args))
+        return made[-1]
+
+    def lose_its_counter() -> None:
+        async def ask_and_go() -> None:
+            await aio.call(store, one)
+            os.close(made[-1])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(aio.call(store, one), 0.2)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, made[-1])  # It is still to be closed by whoever opened it.
+            os.close(null)
+
+        asyncio.run(ask_and_go())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "eventfd", noted)
+        await asyncio.to_thread(lose_its_counter)
+
+    assert await asyncio.wait_for(aio.call(store, one), 10)
+    assert await asyncio.to_thread(store.call, one)

@@ -15,11 +15,11 @@ from perdure.clock import FakeClock, RandomIds, SystemClock
 from perdure.errors import BadInput, Damaged, SchemaTooNew, StoreError
 from perdure.settings import Settings
 from perdure.store import Store, Transaction, open_store, sqlite_path
-from perdure.store.database import ThreadWaiter
 from perdure.store.migrate import migrations
 from perdure.store.postgres import open_postgres
 from perdure.store.sqlite import SqliteDatabase
 from perdure.store.sqlite_transaction import SqliteTransaction
+from perdure.store.waiters import ThreadWaiter
 from tests.children import Script, run_together
 from tests.contract.conftest import OpenSecond
 from tests.rows import keys, put, query

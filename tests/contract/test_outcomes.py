@@ -14,8 +14,9 @@ from perdure.errors import BadInput, LeaseLost
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Usage
 from perdure.store import Transaction, messages, outcomes, steps
-from perdure.store.database import Joint, JointUnit, ThreadWaiter, Value
+from perdure.store.database import Joint, JointUnit, Value
 from perdure.store.queries import Query
+from perdure.store.waiters import ThreadWaiter
 from tests.world import World, done, new_step, stale, usage_of
 
 _TASKS = 6

@@ -15,7 +15,8 @@ from perdure.clock import FakeClock, SeededIds
 from perdure.errors import CommitUnknown, Damaged, InvariantError, RefusedBySchema, StoreBusy, StoreError, StoreFull
 from perdure.settings import Settings
 from perdure.store import Store, open_store
-from perdure.store.database import ThreadWaiter, Transaction
+from perdure.store.database import Transaction
+from perdure.store.waiters import ThreadWaiter
 from tests.children import Script
 from tests.postgres import Cluster
 from tests.proxy import Proxy, Way

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,8 +20,9 @@ from perdure.clock import FakeClock, SeededIds
 from perdure.errors import StoreBusy, StoreClosed, StoreError, StoreFull
 from perdure.settings import Settings
 from perdure.store import Store, open_store
-from perdure.store.database import ThreadWaiter
+from perdure.store.database import Transaction
 from perdure.store.sqlite_file import is_empty
+from perdure.store.waiters import ThreadWaiter
 from perdure.store.writer_lock import WriterLock
 from tests.children import Script, run_together
 from tests.rows import keys, put, put_body, put_twice
@@ -137,6 +140,59 @@ def test_the_lock_excludes_after_a_wait_was_given_up(tmp_path: Path) -> None:
         second.drop()
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_lock_that_fails_once_is_told_and_the_writer_goes_on(
+    store: Store, tmp_db: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    failures = [OSError(errno.ENOLCK, "No locks available")]
+    flock = fcntl.flock
+
+    def fail_once(fd: int, operation: int) -> None:
+        if failures and bool(operation & fcntl.LOCK_NB) != waits:
+            raise failures.pop()
+        flock(fd, operation)
+
+    with Script(_HOLDING, str(tmp_db)) as holder:
+        if not waits:
+            holder.kill()  # Nobody holds it, so that it is taken at once.
+        else:
+            assert holder.hear() == "holding"
+        monkeypatch.setattr(fcntl, "flock", fail_once)
+
+        with pytest.raises(StoreError, match=r"No locks available.*nothing was written") as told:
+            store.call(put, "a")
+
+        assert not isinstance(told.value, StoreBusy)
+    assert store.call(put, "a") == "a"
+
+
+def test_a_writer_that_fails_for_good_leaves_nobody_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise MemoryError("no room")
+
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold(_tx: Transaction) -> str:
+        begun.set()
+        gate.wait(10)
+        return "held"
+
+    waiters: list[ThreadWaiter[str]] = [ThreadWaiter() for _ in range(3)]
+    store.database.write(hold, waiters[0])
+    assert begun.wait(10)
+    monkeypatch.setattr(store.database, "_commit", fail)
+    for waiter in waiters[1:]:
+        store.database.write(partial(put, key="a"), waiter)
+    gate.set()
+
+    assert waiters[0].wait() == "held"
+    for waiter in waiters[1:]:
+        with pytest.raises(StoreClosed, match="no room"):
+            waiter.wait()
+    with pytest.raises(StoreClosed, match="no room"):
+        store.call(put, "b")
 
 
 @pytest.mark.parametrize("way", ["write", "read"])

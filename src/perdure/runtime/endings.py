@@ -21,7 +21,6 @@ from perdure.errors import (
     Error,
     IllegalTransition,
     InvariantError,
-    LeaseLost,
     NotSerializable,
     RefusedBySchema,
 )
@@ -261,9 +260,7 @@ async def _write(attempt: Attempt, operation: Callable[..., Any], /, *args: Any,
     attempt.is_writing_end = True
     try:
         await attempt.journal.write(operation, *args, **kwargs)
-    except LeaseLost:
-        return False
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # So it is told, too, that the lease is lost.
         if not attempt.has_lost:
             raise
         return False

@@ -85,8 +85,9 @@ async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_
     try:
         await attempt.journal.begin(step, question_id=question_id, counts=counts)
     except asyncio.CancelledError:
-        # Its intent may be on record by now; its function has certainly not been called.
-        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+        if call.is_dangerous:
+            # Its intent may be on record by now; its function has certainly not been called.
+            attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
         raise
     except (BudgetExceeded, RefusedBySchema):
         # Nothing was begun; what the others have used meanwhile is seen from here on.

@@ -16,7 +16,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from perdure.clock import Clock, Ids, RandomIds, SystemClock
 from perdure.errors import BadInput
 from perdure.settings import Settings
-from perdure.store.database import Database, ThreadWaiter, Transaction
+from perdure.store.database import Database, Transaction
+from perdure.store.waiters import ThreadWaiter
 
 P = ParamSpec("P")
 T = TypeVar("T")

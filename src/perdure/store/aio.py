@@ -1,4 +1,4 @@
-"""The only seam between the synchronous store and asyncio.
+"""How asyncio code calls the synchronous store: the only way in.
 
 Cancelling the awaiting task never splits a transaction: what was submitted is committed or refused as a whole,
 and its effect is found again by its key.
@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 
 from perdure.errors import StoreBusy
 from perdure.store import Operation, Store
-from perdure.store.database import Joint, JointUnit, LoopWaiter
+from perdure.store.database import Joint, JointUnit
+from perdure.store.waiters import LoopWaiter
 
 P = ParamSpec("P")
 T = TypeVar("T")

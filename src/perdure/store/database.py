@@ -10,16 +10,13 @@ Driver errors become errors of `perdure.errors` in the adapter, by code and neve
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary, ref
 
 from msgspec import Struct
 
 from perdure.clock import Clock
-from perdure.store.letterbox import Letterbox, open_letterbox
 from perdure.store.queries import Query
 
 T = TypeVar("T")
@@ -100,7 +97,7 @@ class Waiter(Protocol):
     loop: asyncio.AbstractEventLoop | None
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
-        """Hand over the answer; called on `loop`, or on the database's thread when it is None."""
+        """Hand over the answer, the first of which stands; called on `loop`, or on the database's thread if None."""
         ...
 
 
@@ -146,86 +143,4 @@ class Database(Protocol):
         ...
 
 
-class ThreadWaiter(Generic[T]):
-    """Waits in the calling thread."""
-
-    __slots__ = ("_done", "_error", "_result", "loop")
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._done = threading.Event()
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def deliver(self, result: Any, error: BaseException | None) -> None:
-        self._result, self._error = result, error
-        self._done.set()
-
-    def wait(self) -> T:
-        """The answer, once it is there."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[no-any-return]  # deliver carries what the unit returned
-
-
-class LoopWaiter(Struct, Generic[T], eq=False):
-    """Waits on an event loop. Cancelling the waiting task cancels nothing in the database."""
-
-    loop: asyncio.AbstractEventLoop | None
-    future: asyncio.Future[T]
-
-    @classmethod
-    def here(cls) -> LoopWaiter[T]:
-        """One for the running loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in _letterboxes:
-            box = open_letterbox(loop, _deliver)
-            _letterboxes[loop] = None if box is None else ref(box)
-        return cls(loop, loop.create_future())
-
-    def deliver(self, result: Any, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
-
-
 Answer = tuple[Waiter, Any, BaseException | None]
-# A box goes with its loop. None for a loop that has none.
-_letterboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[Letterbox[Answer]] | None] = WeakKeyDictionary()
-
-
-def deliver_all(answers: Sequence[Answer]) -> None:
-    """Hand every answer to its waiter, waking each event loop once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
-    for answer in answers:
-        loop = answer[0].loop
-        if loop is None:
-            _deliver(answer)
-        else:
-            by_loop.setdefault(loop, []).append(answer)
-    for loop, batch in by_loop.items():
-        known = _letterboxes.get(loop)
-        if known is None:
-            _send_plainly(loop, batch)
-        elif (box := known()) is not None:  # Otherwise the loop is closed: nobody waits there any more.
-            box.put(batch)
-
-
-def _send_plainly(loop: asyncio.AbstractEventLoop, batch: Sequence[Answer]) -> None:
-    def deliver_each() -> None:
-        for answer in batch:
-            _deliver(answer)
-
-    try:
-        loop.call_soon_threadsafe(deliver_each)
-    except RuntimeError:  # The loop is closed; what was committed stays.
-        return
-
-
-def _deliver(answer: Answer) -> None:
-    waiter, result, error = answer
-    waiter.deliver(result, error)

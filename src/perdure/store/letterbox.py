@@ -33,12 +33,22 @@ class Letterbox(Generic[Letter]):
     def put(self, letters: Sequence[Letter]) -> None:
         """Have the loop read these, soon and in this order."""
         self._letters += letters
-        os.eventfd_write(self._counter, 1)
+        self._ring()
 
     def _empty(self) -> None:
         os.eventfd_read(self._counter)  # First: what comes in from here on rings anew.
-        while self._letters:
-            self._read(self._letters.popleft())
+        try:
+            while self._letters:
+                self._read(self._letters.popleft())
+        finally:
+            if self._letters:  # One that could not be read, and ended this, does not keep the others.
+                self._ring()
+
+    def _ring(self) -> None:
+        try:
+            os.eventfd_write(self._counter, 1)
+        except OSError:  # Somebody has closed a file that was not his. This loop is deaf; nobody else has to suffer.
+            return
 
 
 def open_letterbox(loop: asyncio.AbstractEventLoop, read: Callable[[Letter], None]) -> Letterbox[Letter] | None:

@@ -23,13 +23,14 @@ from psycopg.pq import TransactionStatus
 from perdure.clock import Clock, Ids, SystemClock
 from perdure.errors import CommitUnknown, Damaged, ForkedStore, InvariantError, StoreClosed, StoreError
 from perdure.settings import Settings
-from perdure.store.database import Row, Unit, Value, Waiter, deliver_all
+from perdure.store.database import Row, Unit, Value, Waiter
 from perdure.store.forks import Forks
 from perdure.store.migrate import migrate
 from perdure.store.postgres_bell import Bell
 from perdure.store.postgres_connection import Address, Connection, Connector, Line, is_lost, is_repeatable, translate
 from perdure.store.queries import POSTGRES, Query
 from perdure.store.server_clock import ServerClock
+from perdure.store.waiters import deliver_all
 
 _WRITERS = 8
 _READERS = 2

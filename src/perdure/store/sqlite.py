@@ -24,13 +24,12 @@ from perdure.clock import Clock, Ids
 from perdure.errors import (
     CommitUnknown,
     ForkedStore,
-    StoreBusy,
     StoreClosed,
     StoreError,
 )
 from perdure.settings import Settings
 from perdure.store.checkpointer import Checkpointer
-from perdure.store.database import Answer, Unit, Waiter, deliver_all
+from perdure.store.database import Answer, Unit, Waiter
 from perdure.store.file_place import FilePlace
 from perdure.store.filesystem import check_path, create_private
 from perdure.store.forks import Forks
@@ -40,6 +39,7 @@ from perdure.store.sqlite_errors import as_told, translate, unwritable
 from perdure.store.sqlite_file import is_empty, prepare_file
 from perdure.store.sqlite_transaction import SqliteTransaction
 from perdure.store.sqlite_units import Batch, Job
+from perdure.store.waiters import deliver_all
 from perdure.store.wakeup import Wakeup
 from perdure.store.writer_lock import WriterLock
 
@@ -161,7 +161,7 @@ class SqliteDatabase:
     # -- the writer thread -------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        while True:
+        while not self._ended:
             if not self._waiting:
                 self._hand_out()
                 if self._waiting:
@@ -177,8 +177,19 @@ class SqliteDatabase:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
             if self._answers and not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
                 self._hand_out()
-            self._commit(batch)
+            try:
+                self._commit(batch)
+            except BaseException as error:  # noqa: BLE001  # None is known; but nobody must wait for ever.
+                self._give_up(batch, error)
         self._close_writer()
+
+    def _give_up(self, batch: list[Job], error: BaseException) -> None:
+        self._failure = StoreClosed(f"the thread that writes to {self.url} has failed with {error!r}")
+        self._failure.__cause__ = error
+        self._hand_out()  # First: to whoever has an answer, the next one says nothing.
+        deliver_all([(waiter, None, self._closed()) for _, waiter in batch])
+        self._ended = True
+        self._refuse_waiting()
 
     def _close_writer(self) -> None:
         try:
@@ -195,8 +206,8 @@ class SqliteDatabase:
             if self._lock is not None and not self._lock.take_if_free():
                 self._hand_out()
                 self._lock.wait()
-        except StoreBusy as busy:
-            self._answers += [(waiter, None, busy) for _, waiter in batch]
+        except StoreError as refused:
+            self._answers += [(waiter, None, refused) for _, waiter in batch]
             return
         hinted = False
         try:
@@ -241,11 +252,13 @@ class SqliteDatabase:
                 units = Batch(self._cursor, now, self._ids)
                 units.run_apart(batch)
         except (apsw.Error, StoreError) as error:
-            if isinstance(error, apsw.IOError):
-                self._commit_failed(connection, batch, error)
-                return False
             _roll_back(connection)
-            failure = error if isinstance(error, StoreError) else translate(error)
+            failure = error if isinstance(error, StoreError) else translate(error, self.url)
+            if isinstance(error, apsw.IOError):  # What SQLite knows of its file may be wrong from here on.
+                self._failure = failure = StoreError(
+                    f"{failure}; nothing was written. The store has closed itself; look at the disk, then open it anew."
+                )
+                failure.__cause__ = error
             self._answers += [(waiter, None, failure) for _, waiter in batch]
             return False
         if self._answers:

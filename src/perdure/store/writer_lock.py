@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 
-from perdure.errors import StoreBusy
+from perdure.errors import StoreBusy, StoreError
 
 
 class WriterLock:
@@ -28,6 +28,7 @@ class WriterLock:
         self._granted = threading.Semaphore(0)
         self._mutex = threading.Lock()
         self._abandoned = False
+        self._trouble: OSError | None = None  # why the thread did not get it
         self._thread: threading.Thread | None = None
         self._closed = False
         # A forked child shares the descriptor and with it the lock, which would then outlive us.
@@ -49,25 +50,27 @@ class WriterLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise self._failed(error) from error
         return True
 
     def wait(self) -> None:
-        """Hold the lock as soon as its holder drops it. Raises StoreBusy, naming it, after `busy_s`."""
+        """Hold the lock as soon as its holder drops it. Raises StoreBusy, naming it, after `busy_s`, or StoreError."""
         with self._mutex:
             still_waiting, self._abandoned = self._abandoned, False
         if not still_waiting:
             self._wait_in_thread()
         if self._granted.acquire(timeout=self._busy_s):
-            return
+            return self._check_granted()
         with self._mutex:
             if self._granted.acquire(blocking=False):
-                return  # It came between the deadline and here.
+                return self._check_granted()  # It came between the deadline and here.
             self._abandoned = True
         raise self._busy()
 
     def drop(self) -> None:
         """Let the next process write."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        _unlock(self._fd)
 
     def close(self) -> None:
         """Close the side file; a waiting thread ends when it next gets the lock."""
@@ -87,16 +90,28 @@ class WriterLock:
             self._wanted.acquire()
             if self._closed:
                 return
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            trouble = None
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            except OSError as error:
+                trouble = error
             with self._mutex:
+                self._trouble = trouble
                 if self._abandoned:  # The writer gave up: nobody would use the lock.
                     self._abandoned = False
-                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                    _unlock(self._fd)
                     if self._closed:
                         os.close(self._fd)
                         return
                 else:
                     self._granted.release()
+
+    def _check_granted(self) -> None:
+        if self._trouble is not None:
+            raise self._failed(self._trouble) from self._trouble
+
+    def _failed(self, error: OSError) -> StoreError:
+        return StoreError(f"the write lock {self._path} failed ({error.strerror}); nothing was written. Try again.")
 
     def _busy(self) -> StoreBusy:
         pid = _holder(self._path)
@@ -108,6 +123,13 @@ class WriterLock:
             holder_pid=pid,
             holder_frozen=frozen,
         )
+
+
+def _unlock(fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError:  # The descriptor is gone, and with it the lock.
+        return
 
 
 def _close_in_child(parents: weakref.ref[WriterLock]) -> None:
