@@ -150,7 +150,7 @@ class Attempt:
         self.task = claim.task
         self.definition = definition
         self.journal = Journal(host.store, claim, on_store_error=self._store_failed)
-        self.waits = Waits(self.journal, self, settle=self._settle_drain)
+        self.waits = Waits(self.journal, self, on_idle=self._release_if_drained)
         self.spending = Spending(claim)
         self.saved = Saved()
         self.allowed: dict[str, str] = {}  # the yes to a call that fits no record, by its key
@@ -294,9 +294,9 @@ class Attempt:
     def drain(self) -> None:
         """Hand the task back as soon as no call of it is in flight."""
         self.is_draining = True
-        self._settle_drain()
+        self._release_if_drained()
 
-    def _settle_drain(self) -> None:
+    def _release_if_drained(self) -> None:
         if self.is_draining and self.waits.live_calls == 0 and self.stopping is None:
             self.stop(Stop.RELEASE)
 
@@ -327,7 +327,7 @@ class Attempt:
 
         For when the worker stops or the agent has ended: what runs may end, nothing begins.
         """
-        self._settle_drain()
+        self._release_if_drained()
         await self._loop.create_future()
 
     async def close_calls(self) -> None:
@@ -346,7 +346,7 @@ class Attempt:
         for task in {task for task in self._open_calls.values() if task is not None and not task.done()}:
             task.cancel()
 
-    def settled(self, step: NewStep, usage: Usage) -> None:
+    def outcome_recorded(self, step: NewStep, usage: Usage) -> None:
         """A call has its outcome on record."""
         if step.risk != Risk.LOW:
             self.intents.pop(step.key, None)

@@ -164,7 +164,7 @@ class Journal:
         """Whether this very call runs, or its record is on its way: the call around it was cut off and begins anew."""
         return key in self._running or key in self._writing
 
-    async def until_settled(self, key: str) -> None:
+    async def until_known(self, key: str) -> None:
         """Wait until the attempt knows what this very call has come to."""
         while self.is_running(key):
             if key in self._writing:

@@ -180,7 +180,7 @@ async def complete_call(
         if call.is_dangerous:
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.COMPLETED, stored))
         raise
-    attempt.settled(step, usage)
+    attempt.outcome_recorded(step, usage)
     return value
 
 
@@ -216,7 +216,7 @@ async def fail_call(
         if call.is_dangerous and begun:
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.FAILED, body))
         raise
-    attempt.settled(step, usage)
+    attempt.outcome_recorded(step, usage)
     raise attempt.remember(stand_ins.raise_again(error, tool=call.name, live=exc), index, call.risk)
 
 
