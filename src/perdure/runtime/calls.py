@@ -41,7 +41,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         )
     journal = attempt.journal
     scope = ambient.current.get() or ambient.require(call.name)
-    if scope.is_over:
+    if scope.is_cut_off:
         raise asyncio.CancelledError("the call around this one has been cut off")
     if scope.secrets:
         call.secrets = (*call.secrets, *scope.secrets)
