@@ -5,7 +5,7 @@ takes longer than all other checks together.
 
 SQLite remembers for each process which locks it holds on a file. A child inherits what it remembers, but not the locks:
 its connections would think that they hold what nobody holds, and the log that they write to could be deleted under
-them by any other process (https://www.sqlite.org/howtocorrupt.html, 2.6).
+them by any other process (SQLite: How To Corrupt An SQLite Database File, 2.6).
 """
 
 from __future__ import annotations
