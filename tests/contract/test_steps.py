@@ -148,7 +148,7 @@ def test_a_failed_outcome_is_kept_as_what_it_is(world: World) -> None:
 
     world.record(claim, "a", steps.Result(completed=False, output=packed({"type": "ValueError"})))
 
-    step = world.store.read(steps.by_key, claim.task.id, "a")
+    step = world.step(claim.task.id, "a")
     assert step is not None
     assert (step.outcome, step.output) == ("failed", b'{"type":"ValueError"}')
 
@@ -403,6 +403,18 @@ def test_an_approval_is_used_up_by_the_begin_it_allows(world: World) -> None:
 # -- reading back ----------------------------------------------------------------------------
 
 
+def test_a_call_is_found_by_its_key_while_it_is_open_or_above_low_risk(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "open")
+    world.begin(claim, "pay", risk="medium")
+    world.end_step(claim, "pay", risk="medium")
+    world.record(claim, "low")
+
+    found = [world.store.read(steps.by_key, claim.task.id, key) for key in ("open", "pay", "low")]
+
+    assert [None if step is None else step.outcome or "open" for step in found] == ["open", "completed", None]
+
+
 def test_a_big_output_comes_back_and_is_stored_once(world: World) -> None:
     big = ["a rather long line of text " * 20 for _ in range(500)]
     claim = world.start()
@@ -413,7 +425,7 @@ def test_a_big_output_comes_back_and_is_stored_once(world: World) -> None:
 
     assert world.rows("SELECT count(*) FROM payloads") == parts
     for key in "ab":
-        step = world.store.read(steps.by_key, claim.task.id, key)
+        step = world.step(claim.task.id, key)
         assert step is not None
         assert step.output is not None
         assert codec.decode(step.output) == big

@@ -267,7 +267,7 @@ def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
 
 
 def by_key(tx: Transaction, task_id: str, key: str, try_number: int = 0) -> Step | None:
-    """One step with its output unpacked, or None."""
+    """One try of a call with its output unpacked, or None. A call of low risk is found only while it is open."""
     row = tx.one(Q.by_key, id=task_id, key=key, try_number=try_number)
     return None if row is None else unpacked(tx, Step.from_row(row))
 
