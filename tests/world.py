@@ -33,6 +33,7 @@ from perdure.store import (
     steps,
     task_lists,
     tasks,
+    traces,
 )
 from perdure.store.admission import NewTask
 from perdure.store.database import Row, Transaction, Value
@@ -226,7 +227,7 @@ class World:
 
     def step(self, task_id: str, key: str) -> Step | None:
         """The last try of a call, looked for in the whole trace."""
-        return next((one for one in reversed(self.store.read(steps.trace, task_id).steps) if one.key == key), None)
+        return next((one for one in reversed(self.store.read(traces.read, task_id).steps) if one.key == key), None)
 
     def attempts(self, task_id: str) -> list[Attempt]:
         """Every execution of a task."""

@@ -13,14 +13,14 @@ from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Claim, Fence, Usage
-from perdure.store import admission, effects, ends, messages, questions, steps, tasks
+from perdure.store import admission, effects, ends, messages, questions, steps, tasks, traces
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
 
 MAX = (1 << 63) - 1
 
 
 def _trace(world: World, claim: Claim) -> tuple[Step, ...]:
-    return world.store.read(steps.trace, claim.task.id).steps
+    return world.store.read(traces.read, claim.task.id).steps
 
 
 # -- numbers ---------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_trace_with_a_gap_is_damaged_and_says_what_is_missing(world: World) ->
 
     with pytest.raises(Damaged, match=r"1 records are missing, \[2\]"):
         _trace(world, claim)
-    assert len(world.store.read(steps.trace, claim.task.id, from_index=3).steps) == 1
+    assert len(world.store.read(traces.read, claim.task.id, from_index=3).steps) == 1
     assert [step.key for step, _ in world.store.read(steps.listing, claim.task.id)] == [None, "a", "c"]
 
 

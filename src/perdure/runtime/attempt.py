@@ -43,7 +43,8 @@ from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, aio
 from perdure.store.completions import Completion
-from perdure.store.steps import NewStep, Trace
+from perdure.store.steps import NewStep
+from perdure.store.traces import Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from perdure import codec
-from perdure.errors import Damaged, LeaseLost, NotFound
+from perdure.errors import LeaseLost, NotFound
 from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Fence, Usage
@@ -30,7 +30,6 @@ K = load("questions")
 
 STEP_KEY_BYTES = 1024  # an index of PostgreSQL holds no longer ones
 
-_TRACE_LIMIT = 1_000_000
 _NO_USAGE = Usage()
 _TOOL_CALL, _MODEL_CALL = StepKind.TOOL_CALL, StepKind.MODEL_CALL
 _INT64_MAX = (1 << 63) - 1
@@ -83,14 +82,6 @@ class Place:
     event_seq: int = 0
     step_count: int = 0
     attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A task's history as a replay needs it: outputs unpacked, inputs left as they lie."""
-
-    steps: tuple[Step, ...]
-    message_keys: frozenset[str]
 
 
 def outcome_word(result: Result) -> str:
@@ -244,26 +235,6 @@ def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str
     change = _change(fence, seqs=len(notes), records=len(notes), risk_seen=risk_seen)
     n, seq, count, attempt = _prove(tx, fence, change)
     insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
-
-
-def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
-    """A task's whole history from one range of one index, on one snapshot.
-
-    Raises Damaged when an output cannot be read or a record is missing.
-    """
-    rows = tx.all(Q.trace, id=task_id, from_index=from_index, limit=_TRACE_LIMIT)
-    told = tx.one(T.counts, id=task_id)
-    if told is None:
-        raise NotFound(f"there is no task {task_id}")
-    step_count, message_count = told
-    wanted = range(from_index, step_count)
-    found = [row[1] for row in rows]
-    if found != list(wanted):
-        missing = sorted(set(wanted) - set(found))
-        raise Damaged(f"the trace of task {task_id} is not whole: {len(missing)} records are missing, {missing[:10]}")
-    steps = tuple(unpacked(tx, Step.from_row(row)) for row in rows)
-    keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id)) if message_count else frozenset[str]()
-    return Trace(steps, keys)
 
 
 def by_key(tx: Transaction, task_id: str, key: str, try_number: int = 0) -> Step | None:
