@@ -400,6 +400,41 @@ def test_an_approval_is_used_up_by_the_begin_it_allows(world: World) -> None:
     assert world.store.read(questions.live_for_step, claim.task.id, "call", "pay") is None
 
 
+def test_an_answer_is_used_up_once(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, QuestionKind.CALL, step_key="pay")
+    world.store.call(questions.approve, asked.id, by="ada")
+    world.begin(claim, "open", risk="high")
+    call, fence = world.store.call, claim.fence
+    call(steps.begin, fence, new_step("pay", risk="critical"), question_id=asked.id)
+
+    for again in (
+        world.unchanged_by(call, steps.begin, fence, new_step("pay too", risk="critical"), question_id=asked.id),
+        world.unchanged_by(world.record, claim, "low", done(question_id=asked.id)),
+        world.unchanged_by(world.end_step, claim, "open", done(question_id=asked.id), risk="high"),
+        world.unchanged_by(call, steps.begin_again, fence, "open", 0, question_id=asked.id),
+        world.unchanged_by(call, steps.begin, fence, new_step("pay too", risk="critical"), question_id="nobody asked"),
+    ):
+        assert isinstance(again, NotFound), again
+        assert "nothing was written" in str(again)
+
+
+def test_a_call_that_has_its_outcome_is_neither_begun_again_nor_raised(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    world.end_step(claim, "pay", risk="high")
+    asked = world.ask(claim, step_key="pay")
+    world.store.call(questions.answer, asked.id, by="ada", value=packed("it did not happen"))
+
+    for key in ("pay", "never begun"):
+        for again in (
+            world.unchanged_by(world.store.call, steps.begin_again, claim.fence, key, 0, question_id=asked.id),
+            world.unchanged_by(world.store.call, steps.raise_risk, claim.fence, new_step(key, risk="critical")),
+        ):
+            assert isinstance(again, LeaseLost), again
+            assert again.task_id == claim.task.id
+
+
 # -- reading back ----------------------------------------------------------------------------
 
 
