@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perdure import codec
-from perdure.errors import Damaged, LeaseLost, NotFound, StoreError
+from perdure.errors import Damaged, LeaseLost, NotFound, Refused, StoreError
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
@@ -121,6 +121,18 @@ def test_a_trace_with_a_gap_is_damaged_and_says_what_is_missing(world: World) ->
         _trace(world, claim)
     assert len(world.store.read(traces.read, claim.task.id, from_index=3).steps) == 1
     assert [step.key for step, _ in world.store.read(steps.listing, claim.task.id)] == [None, "a", "c"]
+
+
+def test_a_sound_trace_that_is_too_long_is_not_called_damaged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = world.start()
+    for key in "abc":
+        world.record(claim, key)
+    monkeypatch.setattr(traces, "MOST_RECORDS", 3)
+
+    with pytest.raises(Refused, match=r"4 records.* more than .* 3 .*none of them is damaged") as refused:
+        _trace(world, claim)
+    assert refused.value.limits == ("records 3",)
+    assert len(world.store.read(traces.read, claim.task.id, from_index=1).steps) == 3
 
 
 # -- begin and complete ----------------------------------------------------------------------

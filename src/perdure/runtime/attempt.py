@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
-from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, RefusedBySchema, StoreError, Suspend
+from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, Refused, RefusedBySchema, StoreError, Suspend
 from perdure.model.question import Question
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
@@ -194,6 +194,9 @@ class Attempt:
             self._history = None
         except Damaged as damage:
             await endings.set_apart(self, damage)
+            return
+        except Refused as too_long:  # Nothing is damaged, but it is as little to be replayed: a person is asked too.
+            await endings.set_apart(self, Damaged(str(too_long)))
             return
         await self.spending.look(partial(aio.read, self.host.store))
         value, error = await self._follow(self._start_agent())

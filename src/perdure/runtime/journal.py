@@ -58,7 +58,7 @@ class Journal:
     async def load(self, trace: traces.Trace | None = None) -> None:
         """Read the history in one query, unless it was read already. A first attempt has none.
 
-        Raises Damaged when it cannot be read.
+        Raises Damaged when it cannot be read, and Refused when it is too long to be replayed.
         """
         if self.task.attempt <= 1:
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from perdure.errors import Damaged, NotFound
+from perdure.errors import Damaged, NotFound, Refused
 from perdure.model.step import Step
 from perdure.store import payloads
 from perdure.store.database import Row, Transaction
@@ -17,7 +17,7 @@ S = load("steps")
 Sets = load("sets")
 T = load("tasks")
 
-_LIMIT = 1_000_000
+MOST_RECORDS = 1_000_000  # of one task, replayed at once: all of them are held in memory
 _INDEX = itemgetter(1)  # where a record stands in its trace
 
 
@@ -32,14 +32,22 @@ class Trace:
 def read(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
     """A task's whole history from one range of one index, on one snapshot.
 
-    Raises Damaged when an output cannot be read or a record is missing.
+    Raises Damaged when an output cannot be read or a record is missing, and Refused, before any is read, when there are
+    more than are replayed at once.
     """
-    rows = tx.all(S.trace, id=task_id, from_index=from_index, limit=_LIMIT)
     told = tx.one(T.counts, id=task_id)
     if told is None:
         raise NotFound(f"there is no task {task_id}")
     step_count, message_count = told
     wanted = range(from_index, step_count)
+    if len(wanted) > MOST_RECORDS:
+        raise Refused(
+            f"the trace of task {task_id} has {len(wanted)} records to replay, more than the {MOST_RECORDS} that are "
+            f"replayed at once; none of them is damaged. Begun again, the task goes on from its last checkpoint, if it "
+            f"has one; work as long as this is better given to child tasks",
+            limits=(f"records {MOST_RECORDS}",),
+        )
+    rows = tx.all(S.trace, id=task_id, from_index=from_index, limit=MOST_RECORDS)
     found = [row[1] for row in rows]
     if found != list(wanted):
         missing = sorted(set(wanted) - set(found))
