@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
-from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, RefusedBySchema, StoreError, Suspend
+from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, Refused, RefusedBySchema, StoreError, Suspend
 from perdure.model.question import Question
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
@@ -43,7 +43,8 @@ from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, aio
 from perdure.store.completions import Completion
-from perdure.store.steps import NewStep, Trace
+from perdure.store.steps import NewStep
+from perdure.store.traces import Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -191,8 +192,8 @@ class Attempt:
         try:
             await self.journal.load(self._history)
             self._history = None
-        except Damaged as damage:
-            await endings.set_apart(self, damage)
+        except (Damaged, Refused) as why:  # Refused is a trace that is too long to be replayed.
+            await endings.set_apart(self, why)
             return
         await self.spending.look(partial(aio.read, self.host.store))
         value, error = await self._follow(self._start_agent())
