@@ -220,17 +220,29 @@ class TaskFailed(PerdureError):
     """The task ended without a result."""
 
     def __init__(self, task_id: str, error: Error) -> None:
-        super().__init__(f"task {task_id} failed: {error}" + (f" ({error.place})" if error.place else ""))
+        super().__init__(f"task {task_id} {self._said(error)}" + (f" ({error.place})" if error.place else ""))
         self.task_id = task_id
         self.error = error
+
+    @staticmethod
+    def _said(error: Error) -> str:
+        return f"failed: {error}"
 
 
 class TaskTimedOut(TaskFailed):
     """The deadline passed first."""
 
+    @staticmethod
+    def _said(error: Error) -> str:
+        return f"timed out: {error.message}"
+
 
 class TaskCancelled(TaskFailed):
     """Someone cancelled the task."""
+
+    @staticmethod
+    def _said(error: Error) -> str:
+        return "was cancelled" if error.message in ("", "cancelled") else f"was cancelled: {error.message}"
 
 
 class Suspend(BaseException):
