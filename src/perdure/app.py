@@ -27,7 +27,9 @@ R = TypeVar("R")
 
 
 class App(Client):
-    """What this process may run: the agents, what they need, and where their state lies."""
+    """What this process may run: the agents, what they need, and where their state lies. It makes its database."""
+
+    _makes_quietly = True
 
     def __init__(
         self,

@@ -6,10 +6,11 @@ It needs only a URL. Who also knows the agents, and so can run them in this proc
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from perdure import codec, config
 from perdure.definitions import AgentCall, Bound, Duration, Startable, returns, seconds
@@ -39,12 +40,15 @@ from perdure.store import (
     messages,
     open_store,
     questions,
+    sqlite_path,
     steps,
     task_lists,
     tasks,
 )
 from perdure.store.database import Transaction
 from perdure.store.sessions import check_id
+
+log = logging.getLogger(__name__)
 
 __all__ = ["AskedQuestion", "Client", "Page", "Question", "TaskHandle"]
 
@@ -236,8 +240,11 @@ class TaskHandle(Generic[R]):
 class Client:
     """Talks to one database. Opened on first use; `async with` or `lifespan` closes it.
 
-    Where there is no database, it is made.
+    Where there is no database, it is made, for who starts tasks may come first; a warning in the log says so, as the
+    path may hold a slip.
     """
+
+    _makes_quietly: ClassVar[bool] = False
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None, store: Store | None = None) -> None:
         _check_url(url)
@@ -258,7 +265,11 @@ class Client:
     def store(self) -> Store:
         """The opened store."""
         if self._store is None:
+            path = sqlite_path(self.url)
+            is_new = path is not None and not path.exists()
             self._store = open_store(self.url, settings=self._settings or config.settings())
+            if is_new and not self._makes_quietly:
+                log.warning("made a new database at %s: there was none", path)
         return self._store
 
     @property
@@ -428,6 +439,8 @@ class Client:
 def _check_url(url: object) -> None:
     if url is not None and not isinstance(url, str):
         raise BadInput(f"url is {url!r}; give a file's path or a postgresql:// address, as text", field="url")
+    if url:
+        sqlite_path(url)  # Raises BadInput for what names no database.
 
 
 def _open_questions(tx: Transaction, **filters: Any) -> list[tuple[QuestionRow, Mapping[str, Any]]]:

@@ -55,7 +55,8 @@ class PerdureError(Exception):
 class Error:
     """How something failed, as data: the class name, its text, and retriable, permanent or unknown.
 
-    `place` is where in the code it came up, as `file:line in function`; "" where that is not known.
+    `place` is where in the code it came up, as `file:line in function`; "" where that is not known. `base` names what
+    the class derives from where no module has the class under its name, as those that are made at run time.
     """
 
     type: str
@@ -63,6 +64,7 @@ class Error:
     error_class: str = "unknown"
     attributes: Mapping[str, Any] = field(default_factory=dict)
     place: str = field(default="", compare=False)
+    base: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The error as it is recorded."""
@@ -72,12 +74,14 @@ class Error:
             "class": self.error_class,
             "attributes": dict(self.attributes),
             **({"place": self.place} if self.place else {}),
+            **({"base": self.base} if self.base else {}),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> Error:
         """The reverse of `to_json`."""
-        return cls(value["type"], value["message"], value["class"], value.get("attributes", {}), value.get("place", ""))
+        more = value.get("attributes", {}), value.get("place", ""), value.get("base", "")
+        return cls(value["type"], value["message"], value["class"], *more)
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -216,17 +220,29 @@ class TaskFailed(PerdureError):
     """The task ended without a result."""
 
     def __init__(self, task_id: str, error: Error) -> None:
-        super().__init__(f"task {task_id} failed: {error}" + (f" ({error.place})" if error.place else ""))
+        super().__init__(f"task {task_id} {self._said(error)}" + (f" ({error.place})" if error.place else ""))
         self.task_id = task_id
         self.error = error
+
+    @staticmethod
+    def _said(error: Error) -> str:
+        return f"failed: {error}"
 
 
 class TaskTimedOut(TaskFailed):
     """The deadline passed first."""
 
+    @staticmethod
+    def _said(error: Error) -> str:
+        return f"timed out: {error.message}"
+
 
 class TaskCancelled(TaskFailed):
     """Someone cancelled the task."""
+
+    @staticmethod
+    def _said(error: Error) -> str:
+        return "was cancelled" if error.message in ("", "cancelled") else f"was cancelled: {error.message}"
 
 
 class Suspend(BaseException):

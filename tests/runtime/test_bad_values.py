@@ -15,7 +15,7 @@ from tests.theatre import Theatre
 
 HALF = "\ud800"  # of a surrogate pair
 BAD: list[tuple[str, Callable[[], Any]]] = [
-    *[("role", lambda role=role: perdure.message(role, "hi")) for role in (None, 1, HALF)],
+    *[("role", lambda role=role: perdure.message(role, "hi")) for role in (None, 1, HALF, "bot", ["user"])],
     *[("kind", lambda kind=kind: perdure.event(kind, {})) for kind in (None, float("nan"), 2**70, HALF, "a\0")],
     *[("question", lambda text=text: perdure.ask(text)) for text in (None, 1, HALF, "a\0")],
     *[("to", lambda to=to: perdure.ask("Which?", to=to)) for to in (None, 1, HALF)],

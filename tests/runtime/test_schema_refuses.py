@@ -46,7 +46,7 @@ async def test_a_task_that_does_not_catch_it_fails_by_it_at_once(house: Theatre,
             case "event":
                 await perdure.event("forbidden")
             case "message":
-                await perdure.message("forbidden", "hi")
+                await perdure.message("tool", "forbidden")
             case _:
                 await perdure.read("look", lambda: perdure.usage(input_tokens=666))
 
@@ -54,7 +54,7 @@ async def test_a_task_that_does_not_catch_it_fails_by_it_at_once(house: Theatre,
         case "event":
             plant(house, "events", "INSERT", "NEW.kind = 'forbidden'")
         case "message":
-            plant(house, "messages", "INSERT", "NEW.role = 'forbidden'")
+            plant(house, "messages", "INSERT", "NEW.role = 'tool'")
         case _:
             plant(house, "steps", "INSERT", "NEW.prompt_tokens = 666")
     await house.hire(teller)

@@ -65,7 +65,7 @@ async def child(header: str) -> str:
 async def tell(api_key: str) -> list[Any]:
     """Say the secret in every way that code inside a call can say something."""
     perdure.stream(f"streamed {api_key}")
-    await perdure.message(f"role {api_key}", [f"said {api_key}", api_key.encode()])
+    await perdure.message("tool", [f"said {api_key}", api_key.encode()])
     await perdure.event(f"kind {api_key}", {"with": api_key, api_key: 1})
     await perdure.checkpoint({"state": api_key})
     found = [await perdure.artifact(f"name {api_key}", data) for data in (f"x {api_key}", b"y " + api_key.encode())]
@@ -130,7 +130,7 @@ def test_no_file_of_the_database_holds_the_text_of_a_secret(tmp_path: Path) -> N
     assert seen[4] == "Bearer [secret]"
     assert seen[5] == [b"x [secret]", b"y [secret]", "yes", "Bearer [secret]", "keyed", "named"]
     assert told == [{"with": "[secret]", "[secret]": 1}]
-    assert said == [("role [secret]", ["said [secret]", b"[secret]"])]
+    assert said == [("tool", ["said [secret]", b"[secret]"])]
 
 
 async def _answer_all(app: perdure.App) -> None:

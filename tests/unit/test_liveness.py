@@ -61,10 +61,11 @@ class Watching:
         self.observer = Observer(self.clock, LEASE_MS)
 
     def look(self, *instances: Instance) -> list[str]:
-        return self.look_after_own_beat(self.clock.boot_ms(), *instances)
+        self.observer.beat_acknowledged()
+        return self.look_without_beat(*instances)
 
-    def look_after_own_beat(self, own_ok_ms: int, *instances: Instance) -> list[str]:
-        return [one.id for one in self.observer.saw(instances, own_ok_ms)]
+    def look_without_beat(self, *instances: Instance) -> list[str]:
+        return [one.id for one in self.observer.saw(instances)]
 
     def pass_time(self, ms: int, *instances: Instance) -> list[str]:
         """Let time pass in beats while nobody's counter moves; what was said at the end."""
@@ -142,12 +143,11 @@ def test_an_observer_that_was_stopped_accuses_nobody_until_a_new_lease_is_over(w
 def test_while_the_disk_stalls_reads_accuse_nobody(watching: Watching) -> None:
     healthy = instance()
     watching.look(healthy)
-    last_own_beat_ms = watching.clock.boot_ms()
     said = []
 
     for _ in range(20):
         watching.clock.advance(BEAT_MS)
-        said.append(watching.look_after_own_beat(last_own_beat_ms, healthy))
+        said.append(watching.look_without_beat(healthy))
     # The disk is back, and the observer's beat was the first to get through.
     said.append(watching.look(healthy))
 
@@ -155,17 +155,38 @@ def test_while_the_disk_stalls_reads_accuse_nobody(watching: Watching) -> None:
 
 
 def test_a_healthy_instance_survives_the_longest_stall_that_does_not_reset_the_watches() -> None:
-    clock = FakeClock()
-    observer = Observer(clock, LEASE_MS)
-    observer.saw([instance(heartbeat=1)], clock.boot_ms())
+    watching = Watching()
+    watching.look(instance(heartbeat=1))
 
     # Half a lease of stall, then up to a third of a lease until the other one's turn to beat comes.
-    clock.advance(LEASE_MS // 2)
-    observer.saw([instance(heartbeat=1)], clock.boot_ms())
-    clock.advance(LEASE_MS // 3)
-    said = observer.saw([instance(heartbeat=1)], clock.boot_ms())
+    watching.clock.advance(LEASE_MS // 2)
+    watching.look(instance(heartbeat=1))
+    watching.clock.advance(LEASE_MS // 3)
+    said = watching.look(instance(heartbeat=1))
 
     assert said == []
+
+
+def test_a_stall_between_two_looks_accuses_nobody(watching: Watching) -> None:
+    healthy = instance()
+    watching.look(healthy)
+
+    watching.clock.advance(LEASE_MS * 2 // 3)
+    watching.observer.beat_acknowledged()
+    watching.clock.advance(LEASE_MS // 3)
+
+    assert watching.look_without_beat(healthy) == []
+
+
+def test_who_looks_seldom_finds_the_silent_ones_all_the_same(watching: Watching) -> None:
+    frozen = instance()
+    watching.look(frozen)
+
+    for _ in range(2 * LEASE_MS // BEAT_MS):
+        watching.clock.advance(BEAT_MS)
+        watching.observer.beat_acknowledged()
+
+    assert watching.look_without_beat(frozen) == ["other"]
 
 
 def test_a_counter_that_starts_again_is_a_sign_of_life(watching: Watching) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)

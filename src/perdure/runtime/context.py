@@ -20,7 +20,7 @@ from perdure.ambient import carry
 from perdure.definitions import Duration, seconds
 from perdure.errors import BadInput
 from perdure.model.event import EventKind
-from perdure.model.message import NewMessage
+from perdure.model.message import ROLES, NewMessage
 from perdure.model.step import StepKind
 from perdure.model.task import MOST_USED
 from perdure.policy.budget import Budget
@@ -129,17 +129,20 @@ async def _value(attempt: Attempt, name: str, make: Callable[[], Any], annotatio
 
 
 async def message(role: str, content: Any, /) -> None:
-    """Add a line to the task's transcript; durable when this returns. Nothing outside a task."""
+    """Add a line to the task's transcript; durable when this returns. Nothing outside a task.
+
+    Raises BadInput for a role other than system, user, assistant or tool.
+    """
     attempt = here()
     if attempt is None:
         return
     attempt.check()
-    need_text(role, "role")
+    if role not in ROLES:
+        raise BadInput(f"role is {role!r}; give {', '.join(ROLES[:-1])} or {ROLES[-1]}", field="role")
     body = _encoded(content)
     key = _told_key(attempt, "message", {"role": role, "content": content})
     if key not in attempt.journal.message_keys:
-        new = NewMessage(codec.mask_text(role, ambient.secrets()), body)
-        await attempt.journal.write(messages.append, attempt.journal.fence, new, step_key=key)
+        await attempt.journal.write(messages.append, attempt.journal.fence, NewMessage(role, body), step_key=key)
 
 
 async def checkpoint(state: Any, /) -> None:

@@ -71,25 +71,32 @@ class Observer:
 
     A stall of the observer, or of the disk they share, silences everybody: after a gap of half a lease in its own
     acknowledged beats all its watches begin anew. With three beats to a lease, what is left always covers a healthy
-    instance that waited through such a gap and had its next beat still to come. Belongs to one event loop.
+    instance that waited through such a gap and had its next beat still to come. It is told of each of its own beats,
+    for beats that are only looked at now and then seem as far apart as the looks. Belongs to one event loop.
     """
 
     def __init__(self, clock: Clock, lease_ms: int) -> None:
         self._clock = clock
         self._lease_ms = lease_ms
         self._longest_gap_ms = lease_ms // 2
-        self._own_ok_ms: int | None = None
+        self._beat_ms: int | None = None
         self._watches: dict[tuple[str, int], _Watch] = {}
 
-    def saw(self, instances: Sequence[Instance], own_heartbeat_ok_at_boot_ms: int) -> list[Instance]:
+    def beat_acknowledged(self) -> None:
+        """A heartbeat of the observer's own has just been acknowledged; registering counts as one."""
+        if not self._beats_get_through():
+            self._watches = {}
+        self._beat_ms = self._clock.boot_ms()
+
+    def saw(self, instances: Sequence[Instance]) -> list[Instance]:
         """Take note of the instances just read and return those that are silent, in the order given.
 
-        `own_heartbeat_ok_at_boot_ms` is when the observer's last heartbeat was acknowledged. Call it at each own
-        beat: it forgets who is not in the list, and calls further apart than the gap accuse nobody. A word said
-        stands only for the counter seen, so act on it with a compare-and-set.
+        May be called as often or as seldom as one likes: who is silent is only found out later. It forgets who is not
+        in the list. A word said stands only for the counter seen, so act on it with a compare-and-set.
         """
         now_ms = self._clock.boot_ms()
-        known = self._watches if self._beats_get_through(now_ms, own_heartbeat_ok_at_boot_ms) else {}
+        # While writes stall, reads may go on and show that nobody's counter moves.
+        known = self._watches if self._beats_get_through() else {}
         self._watches = {}
         silent = []
         for instance in instances:
@@ -102,12 +109,8 @@ class Observer:
                 silent.append(instance)
         return silent
 
-    def _beats_get_through(self, now_ms: int, own_ok_ms: int) -> bool:
-        before_ms, self._own_ok_ms = self._own_ok_ms, own_ok_ms
-        if before_ms is None or own_ok_ms - before_ms > self._longest_gap_ms:
-            return False
-        # While writes stall, reads may go on and show that nobody's counter moves.
-        return now_ms - own_ok_ms <= self._longest_gap_ms
+    def _beats_get_through(self) -> bool:
+        return self._beat_ms is not None and self._clock.boot_ms() - self._beat_ms <= self._longest_gap_ms
 
 
 @dataclass(frozen=True, slots=True)

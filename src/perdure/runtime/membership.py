@@ -20,6 +20,7 @@ from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.liveness import (
     Deadline,
     InstanceLock,
+    Observer,
     end_process,
     locks_of,
     new_instance_id,
@@ -49,7 +50,7 @@ class Membership:
         """`attempts` names those that live in this process now: task and number."""
         self.instance_id = ""
         self.registration: instances.Registration | None = None
-        self.last_beat_ms = store.clock.boot_ms()
+        self.observer = Observer(store.clock, int(store.settings.lease_s * 1000))
         self._store = store
         self._in_flight = in_flight
         self._killable = killable
@@ -84,6 +85,7 @@ class Membership:
         )
         self.registration = registration
         self._deadline.beat_acknowledged(started)
+        self.observer.beat_acknowledged()
         path = self.lock_path
         if path is not None:
             self._lock.hold(path, registration.generation, owner=owner_of(self.instance_id, me.boot_id))
@@ -100,7 +102,7 @@ class Membership:
         )
         if beat.alive:
             self._deadline.beat_acknowledged(started)
-            self.last_beat_ms = self._store.clock.boot_ms()
+            self.observer.beat_acknowledged()
             self._beaten.set()
         return beat
 

@@ -13,7 +13,8 @@ class PermitQueue:
     """Counts what runs, and queues what waits to run again. Belongs to one event loop."""
 
     def __init__(self, total: int, main_only: int) -> None:
-        self._permits = Permits(total, main_only)
+        # Of the only one none is kept: other work would wait for ever.
+        self._permits = Permits(total, min(main_only, total - 1))
         self._waiting: dict[Lane, deque[asyncio.Future[None]]] = {Lane.MAIN: deque(), Lane.SUBAGENT: deque()}
 
     def reserve(self, lane: Lane, most: int) -> int:

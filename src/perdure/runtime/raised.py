@@ -22,7 +22,11 @@ _MOST_DEEP: Final = 5
 
 def class_name(exc: BaseException) -> str:
     """Module and name of an exception's class."""
-    kind = type(exc)
+    return name_of(type(exc))
+
+
+def name_of(kind: type[BaseException]) -> str:
+    """Module and name of a class."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

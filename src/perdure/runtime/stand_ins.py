@@ -1,8 +1,9 @@
 """Errors as data, and back as stand-ins: live and on replay agent code catches the same thing.
 
-A stand-in is caught by `except TheOriginalClass` (when it can be found by its name in a loaded module) and by
-`except ToolError`; it has the original's text, arguments and plain attributes. The original's constructor is never
-called.
+A stand-in is caught by `except TheOriginalClass` and by `except ToolError`; it has the original's text, arguments and
+plain attributes. The original's constructor is never called. On replay the class is found by its name in a loaded
+module, else, if it was made at run time, among the living classes; if it is not there, what it derives from stands for
+it, and the log says so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,11 +27,17 @@ from perdure.errors import (
     ToolError,
 )
 from perdure.policy.retry import classify
-from perdure.runtime.raised import class_name, place_of, text_of
+from perdure.runtime.raised import class_name, name_of, place_of, text_of
 
 log = logging.getLogger(__name__)
 
 _ATTRIBUTE_LIMIT_BYTES: Final = 100_000
+_MOST_OF_ONE_NAME: Final = 16
+_NOT_FOUND: Final = (
+    "%s is not to be found: no loaded module has it, and nobody has made it in this process. Its recorded error is "
+    "raised as %s: an `except` that names the class itself does not catch it. Catch that, or make the class known "
+    "before agents run."
+)
 # What the interpreter itself puts there: the object that lacks an attribute may be anything, and hold anything.
 _NOT_TOLD: Final = frozenset({"obj", "exceptions", "with_traceback", "name_from"})
 
@@ -49,24 +56,41 @@ def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
         attributes[name] = codec.decode(codec.mask(body, secrets) if secrets else body)
     text = codec.mask_text(text_of(exc), secrets)
     # Sorted as they are stored, so that they come back in the same order.
-    return Error(class_name(exc), text, classify(exc).value, dict(sorted(attributes.items())), place_of(exc))
+    name, attributes = class_name(exc), dict(sorted(attributes.items()))
+    base = "" if _find(name) is not None else _nearest(type(exc))
+    return Error(name, text, classify(exc).value, attributes, place_of(exc), base)
 
 
 def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -> BaseException:
     """The stand-in for a recorded error. `live` is the original when it was raised in this process."""
-    # Found by name also when it is at hand: a class that a replay cannot find is caught by no agent in either run.
-    original = _find(error.type)
-    bases: tuple[type[BaseException], ...] = (ToolError,)
-    if original is not None and not issubclass(ToolError, original):
-        bases = (original,) if issubclass(original, ToolError) else (ToolError, original)
     try:
-        stand_in = _instance(bases, error, tool)
+        stand_in = _instance(_bases(_originals(error, live)), error, tool)
     # The layouts of two classes of C cannot be joined, or a class has a will of its own about who derives from it.
     except Exception:  # noqa: BLE001
         stand_in = _instance((ToolError,), error, tool)
     if live is not None:
         stand_in.__cause__ = live
     return stand_in
+
+
+def _originals(error: Error, live: BaseException | None) -> list[type[BaseException]]:
+    """The classes whose `except` has to catch it. Several only of classes made at run time, which share a name."""
+    if isinstance(live, Exception) and not _is_stand_in(type(live)):
+        return [type(live)]
+    found = _find(error.type)
+    if found is not None:
+        return [found]
+    base = _find(error.base)
+    if base is not None and (living := _living(error.type, base)):
+        return living
+    if live is None:
+        log.warning(_NOT_FOUND, error.type, "ToolError" if base in (None, Exception) else f"ToolError and {error.base}")
+    return [] if base is None else [base]
+
+
+def _bases(originals: Sequence[type[BaseException]]) -> tuple[type[BaseException], ...]:
+    others = [one for one in originals if not issubclass(ToolError, one)]
+    return tuple(others) if any(issubclass(one, ToolError) for one in others) else (ToolError, *others)
 
 
 def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -> BaseException:
@@ -154,6 +178,31 @@ def _find(name: str) -> type[BaseException] | None:
         found = space.get(part)
         space = vars(found) if isinstance(found, type) else {}
     return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _nearest(kind: type[BaseException]) -> str:
+    """The first base of a class that a loaded module has under its name."""
+    above = [one for one in kind.__mro__[1:] if not issubclass(ToolError, one)]
+    return next((name_of(one) for one in above if _find(name_of(one)) is one), "Exception")
+
+
+def _living(name: str, base: type[BaseException]) -> list[type[BaseException]]:
+    """The classes of a name that live in this process, the latest last; none of the stand-ins."""
+    found: list[type[BaseException]] = []
+    seen = {base}
+    above = [base]
+    while above:
+        for kind in type.__subclasses__(above.pop()):
+            if kind not in seen and not _is_stand_in(kind):
+                seen.add(kind)
+                above.append(kind)
+                if name_of(kind) == name:
+                    found.append(kind)
+    return found[-_MOST_OF_ONE_NAME:]
+
+
+def _is_stand_in(kind: type[BaseException]) -> bool:
+    return vars(kind).get("__str__") is _text
 
 
 def is_final(exc: BaseException) -> bool:

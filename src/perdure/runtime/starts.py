@@ -83,7 +83,10 @@ def agent_call(call: object) -> AgentCall:
 def _by_name(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AgentCall:
     """An agent that lives in another process: its arguments must be named, for nobody here knows their names."""
     if args:
-        raise BadInput(f"start({name!r}, …) by name takes keyword arguments only", field="arguments")
+        raise BadInput(
+            f"an agent that is named, as {name!r} is here, takes its arguments by name: give them as name=value",
+            field="arguments",
+        )
 
     async def elsewhere(**_kwargs: Any) -> None:
         raise AssertionError("a stand-in for an agent of another process is not run")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.errors import StoreBusy, StoreClosed
 from perdure.model.instance import Instance
-from perdure.runtime.liveness import Host, Observer, end_process, is_dead, whoami
+from perdure.runtime.liveness import Host, end_process, is_dead, whoami
 from perdure.store import aio, ends, instances, questions, recovery, task_lists, tasks
 from perdure.store.database import Transaction
 
@@ -37,13 +37,14 @@ class Sweeper:
         self._settings = worker.settings
         self._left: Counter[Callable[..., object]] = Counter()  # rows left behind in this round, by their list
         self._ahead_ms: int | None = None  # the wall clock before the steady one, when it was looked at last
-        self._observer = Observer(worker.store.clock, int(worker.settings.lease_s * 1000))
+        # Whoever sweeps seldom wants what a lease promises all the same.
+        self._every_s = min(worker.settings.sweep_s, worker.settings.lease_s / 4)
 
     async def run(self) -> None:
         """Sweep until cancelled; at once at the start."""
         while True:
             busy = await self.sweep()
-            await asyncio.sleep(0 if busy else self._settings.sweep_s)
+            await asyncio.sleep(0 if busy else self._every_s)
 
     async def tell_always(self) -> None:
         """Tell the app of open questions until cancelled. In a loop of its own: telling may take long, or hang."""
@@ -145,7 +146,7 @@ class Sweeper:
         found = await aio.read(self._store, instances.alive)
         others = [one for one in found if one.id != self._worker.instance_id]
         me, path = whoami(), self._worker.membership.lock_path
-        for one in self._observer.saw(others, self._worker.membership.last_beat_ms):
+        for one in self._worker.membership.observer.saw(others):
             # It may only be frozen, and would wake in the middle of a call: end it before its work is taken.
             # Once the kernel has, its lock is free, and it is buried below or in the next pass.
             if path is not None and _is_ended_by_us(one, me, path):

@@ -83,7 +83,7 @@ class ModelVerb(Verb):
     async def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    def __call__(self, fn: Any = None, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
         return self.record(check_function(fn), fn, args, kwargs)
 
@@ -103,7 +103,7 @@ class NamedVerb(Verb):
     async def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    def __call__(self, name: Any = None, fn: Any = None, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call `fn`, or return what a record holds. A synchronous `fn` runs in a thread."""
         return self.record(check_named(name, fn), fn, args, kwargs)
 

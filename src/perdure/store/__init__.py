@@ -86,7 +86,7 @@ def sqlite_path(url: str) -> Path | None:
     scheme = _scheme(url)
     if scheme in ("postgresql", "postgres"):
         return None
-    if scheme == "sqlite":
+    if url.startswith("sqlite:///"):
         return Path(url.removeprefix("sqlite:///"))
     if "://" in url or not url or "\x00" in url:
         raise BadInput(

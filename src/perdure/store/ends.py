@@ -244,7 +244,7 @@ def _finish(
     if family.has_doubts and error is not None:
         _take_answers(tx, me)
     if family.has_questions:
-        _cancel_questions(tx, me, revision, f"the task {TASK.target(verb)}")
+        _cancel_questions(tx, me, revision, _ended_by(verb))
     row = tx.one(
         Q.finish,
         id=me.id,
@@ -316,7 +316,7 @@ def _end(
 def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int) -> bool:
     """End a task that is locked and open. What is told of it later is about its calls: how one ended after it."""
     _take_answers(tx, task)
-    _cancel_questions(tx, task, revision, f"the task {TASK.target(verb)}")
+    _cancel_questions(tx, task, revision, _ended_by(verb))
     row = tx.one(
         Q.end_unfenced,
         id=task.id,
@@ -354,6 +354,12 @@ def _wake_parent(tx: Transaction, family: _Family) -> bool:
         if any(family.me.id in w.keys and task_ops.has_happened(tx, parent.id, w) for w in waits):
             task_ops.wake(tx, parent.id)
     return True
+
+
+def _ended_by(verb: str) -> str:
+    status = TaskStatus(TASK.target(verb))
+    words = {TaskStatus.TIMED_OUT: "timed out", TaskStatus.CANCELLED: "was cancelled"}
+    return f"the task {words.get(status, status)}"
 
 
 def _cancel_questions(tx: Transaction, task: Task, revision: int, reason: str) -> None:

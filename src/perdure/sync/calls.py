@@ -38,7 +38,7 @@ class ModelVerb:
     def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn`, or return what a record holds."""
         return _record(self._verb, verbs.check_function(fn), fn, args, kwargs, word="model")
 
@@ -57,7 +57,7 @@ class NamedVerb:
     def __call__(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def __call__(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, name: Any = None, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn`, or return what a record holds."""
         return _record(self._verb, verbs.check_named(name, fn), fn, args, kwargs, word=self._word)
 
@@ -185,7 +185,10 @@ def random() -> Random:
 
 
 def message(role: str, content: Any, /) -> None:
-    """Add a line to the task's transcript; durable when this returns. Nothing outside a task."""
+    """Add a line to the task's transcript; durable when this returns. Nothing outside a task.
+
+    Raises BadInput for a role other than system, user, assistant or tool.
+    """
     wait(lambda: context.message(role, content), name="message")
 
 
