@@ -19,9 +19,11 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import question_shape, step_shape, task_shape
 from perdure.client import Client
+from perdure.commands import Commands
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task
+from perdure.people import open_questions
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -29,7 +31,7 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, open_questions, standing
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing
 from perdure.why import because as reason_of
 
 _TASKS_TOLD = 20
@@ -182,7 +184,7 @@ def cancel(
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
-        doubts = client.store.read(_doubts_below, task_id, client.flags)
+        doubts = client.store.read(_doubts_below, task_id, client.commands)
     if as_json:
         screen.put_json({**task_shape(row, reason), "changed": is_done})
     elif is_done:
@@ -245,13 +247,13 @@ def _settle(
     if is_ours and (unproven := client.store.read(_awaits_proof, client, row)):
         screen.note(f"{unproven}; --anyway does not wait for that")
     if is_ours and (nobody := client.store.read(_nobody_goes_on, client, row.task_id)):
-        screen.note(f"{nobody}{client.flags}, or run the line that began the task once more")
+        screen.note(f"{nobody}, or run the line that began the task once more")
     if not is_ours:
         raise typer.Exit(1)
 
 
 def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
-    return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store))
+    return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store), commands=client.commands)
 
 
 def _awaits_proof(tx: Transaction, client: Client, question: Question) -> str:
@@ -296,17 +298,17 @@ def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:
 def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, str, list[str]]:
     """The task, why it stands where it stands, and what moves it on."""
     task = tasks.get(tx, task_id)
-    lives = judge(client.store)
-    return task, reason_of(tx, task, judge=lives), list(moves(tx, task, flags=client.flags, judge=lives))
+    shown: dict[str, Any] = {"judge": judge(client.store), "commands": client.commands}
+    return task, reason_of(tx, task, **shown), list(moves(tx, task, **shown))
 
 
-def _doubts_below(tx: Transaction, task_id: str, flags: str) -> list[str]:
+def _doubts_below(tx: Transaction, task_id: str, commands: Commands) -> list[str]:
     """What a task and those below it left in doubt when they ended."""
     found: list[str] = []
     todo = [task_id]
     while todo and len(found) < _TASKS_TOLD:
         task = tasks.get(tx, todo.pop())
-        if task.status.is_terminal and (line := left_in_doubt(tx, task, flags=flags)):
+        if task.status.is_terminal and (line := left_in_doubt(tx, task, commands=commands)):
             found.append(f"{task.agent}: {line}")
         todo += [child.id for child in task_lists.children(tx, task.id)]
     return found

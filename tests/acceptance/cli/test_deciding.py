@@ -76,10 +76,11 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
     early = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
     cancelled = desk.run("cancel", story.lead.task.id)
-    doubt = f"1 call in doubt: perdure settle {task_id} {number}\n"
+    doubt = f"1 call in doubt: perdure why {task_id}\n"
     assert cancelled.out.splitlines(keepends=True)[1:] == [f"writer: {doubt}"]
     assert doubt in desk.run("ps", "--all").out
-    assert f"perdure settle {task_id} {number}" in desk.run("doctor").out
+    assert "perdure effects --in-doubt" in desk.run("doctor").out
+    assert f"    perdure settle {task_id} {number} --give-up\n" in desk.run("effects", "--in-doubt").out
 
     first = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
     second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
@@ -88,7 +89,7 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
     assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
     assert desk.run("effects", "--in-doubt").out == ""
-    assert "settle" not in desk.run("doctor").out
+    assert "in doubt" not in desk.run("doctor").out
     assert desk.run("settle", task_id, str(number)).code == 2
 
 
@@ -201,7 +202,7 @@ def test_what_a_tool_returns_is_judged_by_its_type_on_record(
     evidence = packed({"tool": "elsewhere", "arguments": {}, "returns": returns})
     world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=evidence)
 
-    assert f"    perdure answer Q1 {offered} | --not-happened" in desk.run("questions").out
+    assert f"    perdure answer Q1 {offered}\n" in desk.run("questions").out
     assert f"  perdure answer Q1 {offered}  " in desk.run("why", claim.task.id).out
     for words in wrong:
         refused = desk.run("answer", "Q1", "--happened", *words)
