@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -61,7 +61,12 @@ def run(
     db: Db = None,
     app: AppName = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; before it one a line for each text streamed.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object; before it one a line for each text streamed. "
+            "What the agents themselves print goes to standard error.",
+        ),
     ] = False,
 ) -> None:
     """Run an agent as a task, here, and print its result.
@@ -74,11 +79,12 @@ def run(
     if key is not None and new:
         anew = "another key, or --new without a key, starts anew"
         raise BadInput(f"--key names one task, and --new wants another: give one of them; {anew}", field="key")
-    ours, definition = load_agent(agent, app, db)
-    positional, named = read_arguments(definition, words or [])
-    wanted = _wanted(definition, positional, named, key)
-    shown = commands(ours.url, db, app)
-    raise typer.Exit(asyncio.run(_run(ours, wanted, shown, is_new=new, timeout_s=timeout, as_json=as_json)))
+    with screen.json_alone() if as_json else nullcontext():
+        ours, definition = load_agent(agent, app, db)
+        positional, named = read_arguments(definition, words or [])
+        wanted = _wanted(definition, positional, named, key)
+        shown = commands(ours.url, db, app)
+        raise typer.Exit(asyncio.run(_run(ours, wanted, shown, is_new=new, timeout_s=timeout, as_json=as_json)))
 
 
 def worker(
@@ -87,7 +93,13 @@ def worker(
     permits: Annotated[int | None, typer.Option("--permits", min=1, help="Tasks that run at once.")] = None,
     db: Db = None,
     app_name: AppName = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each event.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object a line, for each event. What the agents print goes to standard error.",
+        ),
+    ] = False,
 ) -> None:
     """Run whatever is due for an app's agents, until stopped.
 
@@ -97,11 +109,13 @@ def worker(
     """
     if app is not None and app_name is not None:
         raise BadInput("the app is named twice: by its argument and by --app", field="app")
-    ours = load_app(app or app_name, db)
-    if permits is not None:
-        ours.use(settings={"permits": permits, "main_permits": min(config.settings().main_permits, permits - 1)})
-    collector.calm_down()
-    raise typer.Exit(asyncio.run(_work(ours, commands(ours.url, db, app or app_name), as_json=as_json)))
+    with screen.json_alone() if as_json else nullcontext():
+        ours = load_app(app or app_name, db)
+        if permits is not None:
+            main_permits = min(config.settings().main_permits, permits - 1)
+            ours.use(settings={"permits": permits, "main_permits": main_permits})
+        collector.calm_down()
+        raise typer.Exit(asyncio.run(_work(ours, commands(ours.url, db, app or app_name), as_json=as_json)))
 
 
 # -- one task -------------------------------------------------------------------------------
