@@ -58,6 +58,7 @@ def answer(tx: Transaction, question: Question) -> str:
     match question.status, question.kind:
         case QuestionStatus.ANSWERED, QuestionKind.STEP_IN_DOUBT if isinstance(given, dict):
             what = _VERDICTS.get(str(given.get("verdict")), "answered")
+            what += f" and returned {phrases.shown(given['result'])}" if given.get("result") is not None else ""
             return what + (", to run without proof that its old worker is dead" if question.anyway else "")
         case QuestionStatus.ANSWERED, _:
             return f"answered {phrases.shown(given)}"

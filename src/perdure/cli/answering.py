@@ -22,7 +22,8 @@ from perdure.client import Client
 from perdure.commands import Commands
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
-from perdure.model.task import Task
+from perdure.model.task import Task, tail
+from perdure.people import answer as answer_in_words
 from perdure.people import open_questions
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
@@ -31,7 +32,7 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing, too_late
 from perdure.why import because as reason_of
 
 _TASKS_TOLD = 20
@@ -238,18 +239,33 @@ def _settle(
     client: Client, question_id: str, operation: Callable[..., Question], arguments: dict[str, Any], *, as_json: bool
 ) -> None:
     row, evidence, is_ours, now = client.store.call(_settled, question_id, operation, arguments)
+    given, said = client.store.read(_given, row)
+    late = client.store.read(_too_late, client, row.task_id)
     if as_json:
-        screen.put_json({**question_shape(row, evidence), "changed": is_ours})
+        shape = question_shape(row, evidence, answer=given)
+        screen.put_json({**shape, "changed": is_ours, "too_late": late or None})
     elif is_ours:
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
-        screen.put(f"{row.id} {_already(row, now)}; nothing changed")
-    if is_ours and (unproven := client.store.read(_awaits_proof, client, row)):
-        screen.note(f"{unproven}; --anyway does not wait for that")
-    if is_ours and (nobody := client.store.read(_nobody_goes_on, client, row.task_id)):
-        screen.note(f"{nobody}, or run the line that began the task once more")
+        screen.put(f"{row.id} {_already(row, now, said)}; nothing changed")
     if not is_ours:
         raise typer.Exit(1)
+    if late:
+        screen.note(f"the answer is on record, but comes too late for {row.agent} {tail(row.task_id)}: {late}")
+        return
+    if unproven := client.store.read(_awaits_proof, client, row):
+        screen.note(f"{unproven}; --anyway does not wait for that")
+    if nobody := client.store.read(_nobody_goes_on, client, row.task_id):
+        screen.note(f"{nobody}, or run the line that began the task once more")
+
+
+def _given(tx: Transaction, question: Question) -> tuple[object, str]:
+    """What was answered, and in words."""
+    return questions.answer_of(tx, question), answer_in_words(tx, question)
+
+
+def _too_late(tx: Transaction, client: Client, task_id: str) -> str:
+    return too_late(tx, tasks.get(tx, task_id), judge=judge(client.store), commands=client.commands)
 
 
 def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
@@ -278,7 +294,7 @@ def _answered(row: Question) -> str:
     return "answered" if row.status is QuestionStatus.ANSWERED else str(row.status)
 
 
-def _already(row: Question, now: int) -> str:
+def _already(row: Question, now: int, said: str) -> str:
     when = "" if row.answered_at is None else f" {phrases.duration(now - row.answered_at)} ago"
     match row.status:
         case QuestionStatus.EXPIRED:
@@ -287,7 +303,9 @@ def _already(row: Question, now: int) -> str:
             return f"was cancelled{when}: {row.reason or 'its task ended first'}"
         case _:
             by = f" by {row.answered_by}" if row.answered_by else ""
-            return f"was already {_answered(row)}{by}{when}"
+            what = f": {said}" if row.status is QuestionStatus.ANSWERED else ""
+            why = f": {phrases.one_line(row.reason)}" if row.reason else ""
+            return f"was already {_answered(row)}{by}{when}{what}{why}"
 
 
 def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:

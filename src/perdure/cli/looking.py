@@ -25,7 +25,7 @@ from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, sections
+from perdure.why import because, explain, sections, too_late
 
 _RUNNING: Final = "running"
 _PAGE: Final = 100
@@ -131,7 +131,9 @@ def questions_(
     (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
         find = questions.open_list if open_only else questions.listing
-        asked, now = client.store.read(_asked, find, to=to, session_id=session, after=start, limit=limit)
+        asked, now = client.store.read(
+            _asked, find, client.commands, judge(client.store), to=to, session_id=session, after=start, limit=limit
+        )
     following = str(asked[-1].question.n) if len(asked) == limit else None
     if as_json:
         shapes = [question_shape(one.question, one.evidence, answer=one.answer) for one in asked]
@@ -244,21 +246,28 @@ def _with_reason(tx: Transaction, task_id: str, judge: Judge, commands: Commands
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question, what it rests on, and what became of it; `said` is "" while it is open."""
+    """A question, what it rests on, and what became of it; `said` is "" while it is open.
+
+    `late` tells that an answer changes nothing any more; "" where it does.
+    """
 
     question: Question
     evidence: Any
     answer: object
     said: str
+    late: str
 
 
-def _asked(tx: Transaction, find: Callable[..., list[Question]], /, **filters: Any) -> tuple[list[_Asked], int]:
+def _asked(
+    tx: Transaction, find: Callable[..., list[Question]], commands: Commands, judge: Judge, /, **filters: Any
+) -> tuple[list[_Asked], int]:
     return [
         _Asked(
             one,
             questions.evidence(tx, one),
             questions.answer_of(tx, one),
             "" if one.status is QuestionStatus.OPEN else said(tx, one),
+            too_late(tx, tasks.get(tx, one.task_id), judge=judge, commands=commands),
         )
         for one in find(tx, **filters)
     ], tx.now
@@ -270,6 +279,8 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     if asked.said:
         return [asked.said]
     details = _details(question, asked.evidence, now)
+    if asked.late:
+        return [*([details] if details else []), asked.late]
     result = answers.result_flag(asked.evidence)
     ways = commands.answer(question.id, question.kind, result=result)
     return [*([details] if details else []), *(command for command, _ in ways)]

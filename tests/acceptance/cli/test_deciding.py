@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from perdure import codec
 from perdure.model.question import QuestionKind
-from perdure.model.task import tail
+from perdure.model.task import Wait, WaitKind, tail
 from perdure.store import instances
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
@@ -20,7 +22,7 @@ def test_a_second_answer_is_told_the_first(desk: Desk, story: Story) -> None:
     assert first.out == 'Q1 answered by ana: did refund(order="o-9", amount=120) happen?\n'
     assert second.code == 1
     assert second.out.startswith("Q1 was already answered by ana ")
-    assert second.out.endswith(" ago; nothing changed\n")
+    assert second.out.endswith(' ago: it happened and returned "r-88"; nothing changed\n')
     assert desk.run("ps", "--status", "pending", "--agent", "writer").out != ""
 
 
@@ -30,7 +32,7 @@ def test_who_answered_what_and_why_is_shown_afterwards(desk: Desk, story: Story)
     pages = [desk.run(command, story.child.task.id).out for command in ("why", "show")]
 
     for page in pages:
-        assert 'Q1 did refund(order="o-9", amount=120) happen? it happened, by ana, ' in page
+        assert 'Q1 did refund(order="o-9", amount=120) happen? it happened and returned "r-88", by ana, ' in page
         assert ": it is in the ledger\n" in page
     (told,) = desk.run("show", story.child.task.id, "--json").json["questions"]
     assert (told["answer"], told["answered_by"]) == ({"verdict": "happened", "result": "r-88"}, "ana")
@@ -53,6 +55,42 @@ def test_each_kind_of_answer_is_told_in_words(desk: Desk, world: World) -> None:
     assert "Q4 step_in_doubt? it did not happen, to run without proof that its old worker is dead, by dan, " in said
 
 
+def test_json_has_what_was_answered_also_for_who_comes_second(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.ASK, text="which?", step_key="a")
+    world.ask(claim, QuestionKind.CALL, text="may it run?", step_key="b")
+
+    first, second = (desk.run("answer", "Q1", colour, "--by", "ana", "--json") for colour in ("blue", "red"))
+    in_words = desk.run("answer", "Q1", "red")
+    desk.run("deny", "Q2", "--because", "too dear", "--by", "ben")
+    denied = desk.run("approve", "Q2")
+
+    told = [(said.json["answer"], said.json["answered_by"], said.json["changed"]) for said in (first, second)]
+    assert told == [("blue", "ana", True), ("blue", "ana", False)]
+    assert in_words.out.startswith("Q1 was already answered by ana ")
+    assert in_words.out.endswith(' ago: answered "blue"; nothing changed\n')
+    assert denied.out.startswith("Q2 was already denied by ben ")
+    assert denied.out.endswith(" ago: too dear; nothing changed\n")
+
+
+def test_an_answer_after_the_deadline_of_its_task_says_that_it_comes_too_late(desk: Desk, world: World) -> None:
+    claim = world.start(deadline_at=world.clock.now_ms() + 3000)
+    question = world.ask(claim, QuestionKind.ASK, text="which?")
+    world.set_aside(claim, Wait(WaitKind.QUESTION, (question.id,)))
+
+    looked = {command[0]: desk.run(*command).out for command in (("ps",), ("why", claim.task.id), ("questions",))}
+    answered = desk.run("answer", "Q1", "blue")
+    told = desk.run("answer", "Q1", "blue", "--json").json
+
+    for page in looked.values():
+        assert re.search(r"its deadline passed .+ ago: it ends as timed out, whatever is answered", page)
+        assert "perdure answer" not in page
+    assert (answered.code, answered.out.startswith("Q1 answered by ")) == (0, True)
+    assert f"the answer is on record, but comes too late for writer {tail(claim.task.id)}: its deadline" in answered.err
+    assert "once more" not in answered.err
+    assert told["too_late"].startswith("its deadline passed ")
+
+
 def test_anyway_adds_to_an_answer_that_is_stored(desk: Desk, story: Story) -> None:
     desk.run("answer", "Q1", "--not-happened", "--by", "ana")
 
@@ -68,7 +106,7 @@ def test_anyway_changes_nothing_where_the_answer_runs_nothing(desk: Desk, story:
 
     assert late.code == 1
     assert late.out.startswith("Q1 was already answered by ana ")
-    assert late.out.endswith(" ago; nothing changed\n")
+    assert late.out.endswith(' ago: it happened and returned "r-88"; nothing changed\n')
 
 
 def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, story: Story) -> None:
