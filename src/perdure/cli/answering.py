@@ -17,14 +17,14 @@ from perdure import codec, config, phrases
 from perdure.cli import opening, screen
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
-from perdure.cli.shapes import question_shape, step_shape, task_shape
+from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
 from perdure.commands import Commands
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
-from perdure.people import open_questions
+from perdure.people import open_questions, settled
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -162,11 +162,13 @@ def settle(
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
         record, given = client.store.read(steps.listing, task_id, after=step - 1, limit=1)[0]
+        by_whom = client.store.read(settled, task_id).get(record.key or "")
     if as_json:
-        screen.put_json({**step_shape(record, given), "changed": is_done})
+        screen.put_json({**step_shape(record, given, by_whom), "changed": is_done})
     else:
         is_now = _OUTCOMES.get(phrases.outcome(record), f"is {record.outcome}")
-        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else '; nothing changed'}")
+        earlier = f"{'' if by_whom is None else f', {by_whom}'}; nothing changed"
+        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else earlier}")
     if not is_done:
         raise typer.Exit(1)
 
@@ -185,9 +187,10 @@ def cancel(
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
+        error = client.store.read(tasks.read_error, row.error)
         doubts = client.store.read(_doubts_below, task_id, client.commands)
     if as_json:
-        screen.put_json({**task_shape(row, reason), "changed": is_done})
+        screen.put_json({**task_shape(row, reason), **end_shape(error), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
         for line in doubts:

@@ -358,3 +358,38 @@ def test_a_dead_worker_is_named_until_another_looks(desk: Desk, world: World) ->
 
     assert f"because its worker (host {seen.host}, pid {seen.pid}) has been silent for 1 min" in said
     assert tail(claim.task.id) in said
+
+
+def test_who_cancelled_a_task_and_why_is_shown_afterwards(desk: Desk, story: Story) -> None:
+    task_id = story.lead.task.id
+    desk.run("cancel", task_id, "--because", "no longer needed", "--by", "ana")
+
+    pages = [desk.run(*words).out for words in (("why", task_id), ("show", task_id), ("ps", "--all"))]
+    told = [desk.run(command, task_id, "--json").json for command in ("why", "show", "cancel")]
+
+    for page in pages:
+        assert re.search(r"\b(cancelled|ended) by ana .+ ago: Cancelled: no longer needed\b", page)
+    for one in told:
+        assert (one["ended_by"], one["ended_because"]) == ("ana", "no longer needed")
+    assert desk.run("show", story.ended.task.id, "--json").json["ended_by"] is None
+
+
+def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World) -> None:
+    claim = world.start()
+    step = world.begin(claim, "pay", name="pay", risk="high").step_index
+    world.fail(claim)
+    before = desk.run("effects", "--json").json["effects"]
+    desk.run("settle", claim.task.id, str(step), "--happened", "--by", "ana", "--because", "it is in the ledger")
+
+    pages = [desk.run(*words).out for words in (("why", claim.task.id), ("show", claim.task.id), ("effects",))]
+    records = [desk.run("show", claim.task.id, "--json").json["records"][step]]
+    records += desk.run("effects", "--json").json["effects"]
+    records.append(desk.run("settle", claim.task.id, str(step), "--give-up", "--json").json)
+    again = desk.run("settle", claim.task.id, str(step), "--give-up").out
+
+    for page in pages:
+        assert "settled by ana: it is in the ledger\n" in page
+    for record in records:
+        assert (record["settled_by"], record["settled_because"]) == ("ana", "it is in the ledger")
+    assert again.endswith(" is completed, settled by ana: it is in the ledger; nothing changed\n")
+    assert (before[0]["settled_by"], before[0]["settled_because"]) == (None, None)
