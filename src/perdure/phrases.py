@@ -83,6 +83,12 @@ def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def as_json(value: object, *, limit: int) -> str:
+    """A plain value as JSON on one line, however deep, cut to `limit` characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def failure(error: Error | None) -> str:
     """How something failed, on one line, with the place in the code: `KeyError: 'total' (shop.py:7 in pay)`."""
     if error is None:
@@ -122,12 +128,12 @@ def safe(text: str) -> str:
 
 
 def _written(value: object, depth: int) -> str:
-    """A plain value as Python would write it, with double quotes. Calls no code of a class of somebody's own."""
+    """A plain value as JSON. Calls no code of a class of somebody's own."""
     match value:
         case str():
             return json.dumps(str.__str__(value), ensure_ascii=False)
         case None | bool():
-            return repr(value)
+            return json.dumps(value)
         case int():
             return int.__repr__(value)
         case float():

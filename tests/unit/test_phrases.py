@@ -29,7 +29,7 @@ def test_a_moment_of_today_is_a_time_and_another_has_its_date() -> None:
 def test_a_call_is_written_as_one_would_write_it() -> None:
     written = phrases.call("refund", {"order": "o-9", "amount": 120, "lines": [1, True, None, {"a": "b"}]})
 
-    assert written == 'refund(order="o-9", amount=120, lines=[1, True, None, {"a": "b"}])'
+    assert written == 'refund(order="o-9", amount=120, lines=[1, true, null, {"a": "b"}])'
     assert phrases.call("now", {}) == "now()"
     assert phrases.call("now", None) == "now()"
 

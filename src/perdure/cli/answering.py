@@ -15,6 +15,7 @@ import typer
 
 from perdure import codec, config, phrases
 from perdure.cli import opening, screen
+from perdure.cli.arguments import JSON_BEGINS
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
@@ -365,12 +366,22 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
     try:
         value = None if text is None else json.loads(text)
     except ValueError as error:
-        as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
-        raise BadInput(f"--result {text!r} is no JSON: {error}. For a text write {as_text}", field="result") from None
+        raise _no_json("--result ", text, error, field="result") from None
     if (name := config.app_name(app_name)) is not None:
         opening.load(name)
-    answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+    try:
+        answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+    except BadInput as refused:
+        if text is not None:
+            raise
+        needed = str(refused).partition(": say what")[0]
+        raise BadInput(f"{needed}: say what it returned, with --result JSON", field="result") from None
     return value
+
+
+def _no_json(what: str, text: str | None, error: ValueError, *, field: str) -> BadInput:
+    as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
+    return BadInput(f"{what}{text!r} is no JSON: {error}. For a text write {as_text}", field=field)
 
 
 def _value(row: Question, text: str, evidence: Any) -> Any:
@@ -378,9 +389,24 @@ def _value(row: Question, text: str, evidence: Any) -> Any:
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
     annotation = answers.type_named(wants)
     readings = list(_readings(text, set(answers.alternatives(wants))))
-    value = next((one for one in readings if answers.is_of_type(one, annotation)), readings[0])
+    wanted = [one for one in readings if answers.is_of_type(one, annotation)]
+    # What begins as JSON is meant as JSON: it is a text only where a text is asked for.
+    if (annotation is codec.ANY or not wanted) and (broken := _broken_json(text)):
+        raise _no_json(f"{row.id}: ", text, broken, field="answer")
+    value = next(iter(wanted), readings[0])
     answers.check_answer(value, wants, question_id=row.id)
     return float(value) if wants == "float" else value
+
+
+def _broken_json(text: str) -> ValueError | None:
+    """What is wrong with a text that begins as a list, an object or a text of JSON does and is none."""
+    if text.lstrip()[:1] not in JSON_BEGINS:
+        return None
+    try:
+        json.loads(text, parse_constant=_no_number)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _readings(text: str, wanted: set[str]) -> Iterator[Any]:

@@ -134,7 +134,7 @@ def _put_header(page: _Page) -> None:
         rows.append((f"attempt {one.number}", f"{one.status} from {began}{ended}{why}"))
     rows += [("answer", line) for line in page.answers]
     if outcome is not None and outcome.result is not None:
-        rows.append(("result", phrases.shown(plain_body(outcome.result), limit=400)))
+        rows.append(("result", phrases.as_json(plain_body(outcome.result), limit=400)))
     screen.put_rows([(f"  {name}", value) for name, value in rows])
 
 
@@ -177,7 +177,7 @@ def _put_message(message: Message, now: int) -> None:
         screen.put(_indented(f"(reasoning) {message.reasoning}"))
     content = plain(message.content)
     if content is not None:
-        screen.put(_indented(content if isinstance(content, str) else phrases.shown(content, limit=4000)))
+        screen.put(_indented(content if isinstance(content, str) else phrases.as_json(content, limit=4000)))
     calls = plain(message.tool_calls)
     for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict):

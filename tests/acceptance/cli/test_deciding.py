@@ -219,7 +219,7 @@ def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) 
     refused = desk.run("answer", "Q1", "--happened")
 
     assert refused.code == 2
-    assert refused.err.startswith("perdure: Q1: refund returns str: say what it returned, with --result JSON")
+    assert refused.err == "perdure: Q1: refund returns str: say what it returned, with --result JSON\n"
     assert len(desk.run("questions", "--json").json["questions"]) == 1
 
 
@@ -291,9 +291,28 @@ def test_an_answer_is_of_the_type_that_was_asked_for(
     assert codec.decode(codec.unpack(stored, lambda _: {})) == value
 
 
+@pytest.mark.parametrize("wants", ["any", "list[str]", "Order", "dict[str, int] | None"])
+def test_broken_json_in_an_answer_is_called_that(desk: Desk, world: World, wants: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    refused = desk.run("answer", "Q1", '["x"')
+
+    assert refused.code == 2
+    assert refused.err.startswith("perdure: Q1: '[\"x\"' is no JSON: Expecting ',' delimiter")
+    assert refused.err.endswith(""". For a text write '"[\\"x\\""'\n""")
+    assert desk.run("answer", "Q1", "null" if "None" in wants else '["x"]').code == 0
+
+
+@pytest.mark.parametrize("wants", ["str", "str | None"])
+def test_where_a_text_is_asked_for_it_may_begin_as_json_does(desk: Desk, world: World, wants: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    assert desk.run("answer", "Q1", "[sic] yes", "--json").json["answer"] == "[sic] yes"
+
+
 @pytest.mark.parametrize(
     ("wants", "word", "shown"),
-    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "True"), ("float", "x", '"x"'),
+    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "true"), ("float", "x", '"x"'),
      ("datetime", "2026-01-31", '"2026-01-31"'), ("date", "tomorrow", '"tomorrow"')],
 )  # fmt: skip
 def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str, shown: str) -> None:

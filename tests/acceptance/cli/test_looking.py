@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from perdure import codec
+from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note
 from perdure.model.task import tail
-from perdure.store import ends, questions, steps
+from perdure.store import ends, messages, questions, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
 from tests.world import World, packed
@@ -186,6 +189,21 @@ def test_show_at_a_step_is_as_it_was(desk: Desk, story: Story) -> None:
 def test_show_of_an_ended_task_has_its_result(desk: Desk, story: Story) -> None:
     assert desk.run("show", story.ended.task.id, "--json").json["result"] == {"answer": 42}
     assert 'result     {"answer": 42}' in desk.run("show", story.ended.task.id).out
+
+
+def test_show_prints_values_as_json(desk: Desk, world: World) -> None:
+    claim = world.start()
+    result = {"notes": [{"by": ["ana", None]}], "ok": True}
+    world.record(claim, "act", name="act", payload=packed({"dry": True, "to": None}))
+    world.store.call(messages.append, claim.fence, NewMessage("assistant", codec.encode(result)), step_key="m")
+    world.complete(claim, result)
+
+    shown = desk.run("show", claim.task.id, "--messages").out
+
+    (line,) = re.findall(r"^  result +(.+)$", shown, re.MULTILINE)
+    assert json.loads(line) == result
+    assert json.loads(shown.splitlines()[-1]) == result
+    assert "act(dry=true, to=null)" in shown
 
 
 # -- questions, effects ---------------------------------------------------------------------
