@@ -356,11 +356,10 @@ def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
 
 
 def of_child(tx: Transaction, step: Step) -> str:
-    """Where the child stands that a record began and whose outcome its parent has not taken yet; "" otherwise."""
+    """How the child stands that a record began and whose outcome its parent has not taken yet; "" otherwise."""
     if step.child_task_id is None or step.outcome is not None:
         return ""
-    child = tasks.get(tx, step.child_task_id)
-    return f"child {tail(child.id)} {'' if child.status.is_terminal else 'is '}{child.status.replace('_', ' ')}"
+    return f"child {tasks.get(tx, step.child_task_id).status.replace('_', ' ')}"
 
 
 def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:

@@ -402,6 +402,30 @@ def test_a_damaged_trace_is_part_of_the_answer(world: World) -> None:
     assert "what moves it on" in page
 
 
+def test_the_evidence_of_a_parent_tells_where_each_child_stands(world: World) -> None:
+    claim = world.start()
+    children = [world.spawn(claim, f"c{number}") for number in range(2)]
+    world.set_aside(claim, Wait(WaitKind.CHILDREN, tuple(child.id for child in children)))
+    world.complete(world.claim(children[0].id))
+
+    page = explain(world, claim.task.id)
+
+    begun = [line.rsplit(": ", 1)[-1] for line in page.splitlines() if line.startswith("  step ")]
+    assert begun == ["child completed", "child pending"]
+
+
+def test_evidence_that_leaves_out_the_oldest_records_says_so(world: World) -> None:
+    claim = world.start()
+    for number in range(7):
+        world.record(claim, f"s{number}", name="look")
+
+    page = explain(world, claim.task.id, commands=Commands(" --db x.db"))
+
+    first = page.splitlines().index("evidence") + 1
+    left_out = world.task(claim.task.id).step_count - 5
+    assert page.splitlines()[first] == f"  {left_out} earlier records: perdure show {claim.task.id} --db x.db"
+
+
 def test_an_unknown_task_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         explain(world, "01NOBODY")

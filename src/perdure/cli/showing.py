@@ -31,7 +31,7 @@ from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, standing
+from perdure.why import because, of_child, standing
 
 
 def show(
@@ -84,6 +84,7 @@ class _Page:
         self.outcome: Outcome | None = task_lists.outcome(tx, task_id)
         self.settled = settled(tx, task_id) if self.task.status.is_terminal else {}
         self.seen: Inspection = inspect(tx, task_id, at_step=at_step)
+        self.children = {one.step.step_index: of_child(tx, one.step) for one in self.seen.records}
 
 
 def _as_json(page: _Page) -> dict[str, Any]:
@@ -143,7 +144,10 @@ def _put_trace(page: _Page) -> None:
         screen.put(f"as it was at record {page.at_step}, {'' if page.seen.complete else 'not '}complete")
     has_ended = page.task.status.is_terminal
     records = [record for record in page.seen.records if not record.step.is_note]
-    shown = [_line(record, page.now, has_task_ended=has_ended) for record in records]
+    shown = [
+        _line(record, page.now, has_task_ended=has_ended, child=page.children[record.step.step_index])
+        for record in records
+    ]
     below = [_below(record.step, page.settled) for record in records]
     screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3, below=below)
 
@@ -154,19 +158,19 @@ def _below(step: Step, settled_by: Mapping[str, Settled]) -> list[str]:
     return [*([] if error is None else [phrases.failure(error)]), *([] if by is None else [str(by)])]
 
 
-def _line(record: Record, now: int, *, has_task_ended: bool) -> tuple[str, ...]:
+def _line(record: Record, now: int, *, has_task_ended: bool, child: str) -> tuple[str, ...]:
     step = record.step
     what = step.name or step.event_kind
     # A call of low risk is mostly put on record when it has ended: how long it took is not known.
     spent = "" if step.ended_at in (None, step.timestamp) else phrases.duration(step.ended_at - step.timestamp)
-    child = f"  child {step.child_task_id}" if step.child_task_id else ""
+    below = f"  child {step.child_task_id}" if step.child_task_id else ""
     return (
         str(step.step_index),
         phrases.moment(step.timestamp, now),
         step.event_kind,
-        phrases.outcome(step, has_task_ended=has_task_ended),
+        child or phrases.outcome(step, has_task_ended=has_task_ended),
         spent,
-        phrases.call(what, phrases.arguments_of(record.input)) + child,
+        phrases.call(what, phrases.arguments_of(record.input)) + below,
     )
 
 

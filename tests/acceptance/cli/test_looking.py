@@ -136,6 +136,12 @@ def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
     assert "1 message: --messages prints it\n" in shown
 
 
+def test_show_tells_of_a_child_whose_outcome_nobody_has_taken_where_it_stands(desk: Desk, story: Story) -> None:
+    shown = desk.run("show", story.lead.task.id).out
+
+    assert re.findall(r" (child \w+)  +", shown) == ["child waiting", "child completed"]
+
+
 def test_show_and_why_tell_how_a_step_failed(desk: Desk, world: World) -> None:
     claim = world.start()
     error = {"type": "ValueError", "message": "bad 2", "class": "unknown", "attributes": {}, "place": "a.py:7 in act"}
