@@ -6,6 +6,7 @@
       perdure answer Q19 --happened --result JSON
       perdure answer Q19 --not-happened
       perdure answer Q19 --give-up
+    took up 2 tasks: 2 resumed at step 7 and 4
     took over 500: 493 running, 7 questions
     other tasks of this app: 2 taken up, 1 question (perdure questions)
     failed assistant …7Q2M after 12 s: KeyError: 'total' (shop.py:7 in pay)
@@ -88,6 +89,7 @@ class News:
         self._begun_here: set[str] = set()
         self._taken: dict[str, int] = {}
         self._newly_taken: set[str] = set()
+        self._recovered: set[str] = set()
         self._resumed: dict[str, Mapping[str, Any]] = {}
         self._asked: dict[str, Asked] = {}
         self._ended: list[Mapping[str, Any]] = []
@@ -111,6 +113,8 @@ class News:
             self._root_of[task_id] = facts["root"]
         if what == "ended":
             self._over.add(task_id)
+        if what == "recovered" and not self._counts_only:
+            self._recovered.add(task_id)
         match what:
             case "started":
                 self._begun_here.add(task_id)
@@ -185,6 +189,7 @@ class News:
         for task_id in self._over:
             self._begun_here.discard(task_id)
             self._taken.pop(task_id, None)
+            self._recovered.discard(task_id)
             self._root_of.pop(task_id, None)
             self._told.pop(task_id, None)
         self._over.clear()
@@ -211,7 +216,10 @@ class News:
         if waiting:
             text = phrases.one_line(next(iter(waiting.values())).text)
             parts.append(f"{len(waiting):,} {'waits' if len(waiting) == 1 else 'wait'} for you: {text}")
-        recovered = f"recovered {phrases.count(len(resumed) + len(waiting), 'task')}: {', '.join(parts)}"
+        # What was handed back, or has its answer now, is only taken up again.
+        has_crashed = not self._recovered.isdisjoint([*ours, *waiting])
+        verb = "recovered" if has_crashed else "took up"
+        recovered = f"{verb} {phrases.count(len(resumed) + len(waiting), 'task')}: {', '.join(parts)}"
         saved = _saved(list(ours.values()))
         return [recovered, *([f"  {saved}"] if saved else []), *(f"  {line}" for line in questions)]
 
@@ -291,8 +299,8 @@ def _saved(resumed: list[Mapping[str, Any]]) -> str:
 
 
 def _took_over(tasks: int, asked: int) -> list[str]:
-    if not tasks:
-        return []
+    if tasks == asked:
+        return []  # Nothing runs; the questions tell the rest.
     return [f"took over {tasks:,}: {tasks - asked:,} running, {phrases.count(asked, 'question')}"]
 
 

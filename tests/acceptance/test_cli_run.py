@@ -226,6 +226,27 @@ def test_a_run_that_only_a_person_can_move_ends_with_the_command_that_does(desk:
     assert desk.effects == ["refund o-7"]
 
 
+@pytest.mark.parametrize("command", ["run", "worker"])
+def test_what_is_waited_for_is_told_with_its_choices_and_the_result_of_its_tool(desk: Desk, command: str) -> None:
+    module = desk.folder / f"{desk.module}.py"
+    module.write_text(
+        "from typing import Literal\n"
+        + module.read_text().replace(
+            'if not await perdure.ask(f"Is the customer of {order} entitled?", type=bool, to="support"):',
+            'if await perdure.ask("Which?", type=Literal["a", "b"]) != "a":',
+        )
+    )
+    if command == "worker":
+        asyncio.run(start_support(desk))
+        with desk.begin("worker") as process:
+            heard = hear(process.stderr, "perdure answer")
+    else:
+        heard = desk.run_apart("run", "support", "o-7").err.splitlines()
+
+    place = next(number for number, line in enumerate(heard) if line.startswith("waits for you"))
+    assert heard[place : place + 2] == ['waits for you: Which?  (wants one of "a", "b")', "  perdure answer Q1 VALUE"]
+
+
 def test_json_names_the_open_questions(desk: Desk) -> None:
     told = desk.run("run", "support", "o-7", "--json")
 
@@ -461,6 +482,11 @@ async def start(desk: Desk, agent: str, names: list[str]) -> None:
     async with Client(str(desk.db)) as client:
         for name in names:
             await client.start(agent, name=name)
+
+
+async def start_support(desk: Desk) -> None:
+    async with Client(str(desk.db)) as client:
+        await client.start("support", order="o-7")
 
 
 async def start_slow(desk: Desk) -> None:

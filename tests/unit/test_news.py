@@ -19,6 +19,10 @@ def resumed(number: int, *, step: int = 6, models: int = 0, tools: int = 0, toke
     return facts(number, step=step, model_calls=models, tool_calls=tools, tokens=tokens)
 
 
+def recovered(number: int, **more: Any) -> dict[str, Any]:
+    return facts(number, **{"verdict": "auto_resume", "steps": 3, "question": "", "text": "", **more})
+
+
 def question(number: int, task: int, *, kind: str = "step_in_doubt", text: str = "did it happen?") -> dict[str, Any]:
     return facts(task, question=f"Q{number}", kind=kind, text=text, to="")
 
@@ -46,6 +50,7 @@ def test_a_task_whose_records_saved_no_call_is_told_all_the_same() -> None:
 def test_several_recovered_tasks_are_one_line() -> None:
     news = News(commands=Commands(" --db a.db"))
     for number in (1, 2, 3):
+        news.hear("recovered", recovered(number))
         news.hear("took_over", facts(number))
     news.hear("resumed", resumed(1, step=7, models=1, tokens=10))
     news.hear("resumed", resumed(2, step=4, tools=2))
@@ -62,6 +67,15 @@ def test_several_recovered_tasks_are_one_line() -> None:
         "    perdure answer Q19 --not-happened --db a.db",
         "    perdure answer Q19 --give-up --db a.db",
     ]
+
+
+def test_tasks_that_go_on_after_an_answer_were_not_recovered() -> None:
+    news = News()
+    for number in (1, 2):
+        news.hear("took_over", facts(number))
+        news.hear("resumed", resumed(number))
+
+    assert news.lines() == ["took up 2 tasks: 2 resumed at step 6 and 6"]
 
 
 def test_a_question_of_a_task_that_was_begun_here_is_told_alone() -> None:
@@ -121,7 +135,7 @@ def test_a_task_that_waits_for_a_yes_to_go_on_counts_as_recovered() -> None:
     news.hear("took_over", facts(1))
     news.hear("resumed", resumed(1, step=2))
 
-    news.hear("recovered", facts(2, verdict="park", steps=3, question="Q5", text="again?"))
+    news.hear("recovered", recovered(2, verdict="park", question="Q5", text="again?"))
 
     assert news.lines()[0] == "recovered 2 tasks: 1 resumed at step 2, 1 waits for you: again?"
     assert "perdure approve Q5" in news.lines()[2]
@@ -165,6 +179,18 @@ def test_a_worker_that_took_over_nothing_says_nothing() -> None:
     assert news.lines() == []
 
 
+def test_a_worker_that_only_waits_for_a_person_took_nothing_over() -> None:
+    news = News(counts_only=True)
+    news.hear("took_over", facts(1))
+    news.hear("question", question(3, 1, kind="ask", text="which?"))
+    news.hear("recovered", recovered(2, verdict="park", question="Q5", text="again?"))
+
+    assert [line for line in news.lines() if not line.startswith("  ")] == [
+        "waits for you: which?",
+        "waits for you: again?",
+    ]
+
+
 def test_a_worker_tells_how_each_task_failed_and_on_a_terminal_which_completed() -> None:
     ended = [
         facts(1, status="failed", error="KeyError: 'total' (shop.py:7 in pay)", ms=12_000),
@@ -205,7 +231,7 @@ async def test_what_comes_together_is_told_together_and_the_rest_at_the_end() ->
     running.cancel()
     await asyncio.wait({running})
 
-    assert told == ["recovered 2 tasks: 2 resumed at step 6 and 6"]
+    assert told == ["took up 2 tasks: 2 resumed at step 6 and 6"]
 
 
 def test_a_run_that_is_cut_off_before_it_has_a_task_says_nothing_of_one() -> None:

@@ -85,8 +85,8 @@ def deny(
     as_json: Json = False,
 ) -> None:
     """Say no to a question, and why."""
-    if not because.strip():
-        raise BadInput("--because is empty; give the reason, which the agent is told", field="because")
+    if because.strip() in ("", "…"):  # A shown command, pasted as it stands, must not decide.
+        raise BadInput("--because says nothing; give the reason, which the agent is told", field="because")
     with opened(db, app) as client:
         question_id = client.store.read(questions.find, question)
         _settle(client, question_id, questions.deny, {"by": who(by), "reason": because}, as_json=as_json)

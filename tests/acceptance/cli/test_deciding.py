@@ -179,6 +179,7 @@ def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
         ["deny", "Q1", "--because", "no"],
         ["deny", "Q1"],
         ["deny", "Q1", "--because", " "],
+        ["deny", "Q1", "--because", "…"],
     ],
 )
 def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words: list[str]) -> None:
