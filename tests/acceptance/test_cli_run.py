@@ -86,24 +86,6 @@ def test_json_tells_what_is_streamed_an_object_a_line_before_the_last(desk: Desk
     assert last["result"] == "said to ana"
 
 
-def test_json_is_alone_on_standard_output_whatever_agents_print(desk: Desk) -> None:
-    module = desk.folder / f"{desk.module}.py"
-    module.write_text("print('imported')\n" + module.read_text())
-
-    in_process, apart = desk.run("run", "slow", "1", "--json"), desk.run_apart("run", "slow", "1", "--json")
-    with desk.begin("worker", "--json") as process:
-        hear(process.stdout, '"ready"')
-        asyncio.run(start_slow(desk))
-        hear(process.stderr, "slow 1")
-        worked = finish(process, signal.SIGTERM)
-
-    assert (in_process.json["result"], apart.json["result"]) == (1, 1)
-    assert "slow 1" in in_process.err
-    assert apart.err.splitlines()[:2] == ["imported", "slow 1"]
-    assert [json.loads(line)["event"] for line in worked.out.splitlines()][-1] == "stopped"
-    assert desk.run_apart("run", "slow", "1", "--new").out.startswith("imported\nslow 1\n")
-
-
 @pytest.mark.parametrize("heartbeat_s", ["0.2", "60"])
 def test_a_run_whose_database_is_deleted_says_so_and_does_not_count(desk: Desk, heartbeat_s: str) -> None:
     """With a heartbeat it ends soon; without one the end of the run tells."""
@@ -224,27 +206,6 @@ def test_a_run_that_only_a_person_can_move_ends_with_the_command_that_does(desk:
     assert desk.run("approve", "Q2", "--by", "ana").code == 0
     assert desk.run("run", "support", "o-7").out == "r-1\n"
     assert desk.effects == ["refund o-7"]
-
-
-@pytest.mark.parametrize("command", ["run", "worker"])
-def test_what_is_waited_for_is_told_with_its_choices_and_the_result_of_its_tool(desk: Desk, command: str) -> None:
-    module = desk.folder / f"{desk.module}.py"
-    module.write_text(
-        "from typing import Literal\n"
-        + module.read_text().replace(
-            'if not await perdure.ask(f"Is the customer of {order} entitled?", type=bool, to="support"):',
-            'if await perdure.ask("Which?", type=Literal["a", "b"]) != "a":',
-        )
-    )
-    if command == "worker":
-        asyncio.run(start_support(desk))
-        with desk.begin("worker") as process:
-            heard = hear(process.stderr, "perdure answer")
-    else:
-        heard = desk.run_apart("run", "support", "o-7").err.splitlines()
-
-    place = next(number for number, line in enumerate(heard) if line.startswith("waits for you"))
-    assert heard[place : place + 2] == ['waits for you: Which?  (wants one of "a", "b")', "  perdure answer Q1 VALUE"]
 
 
 def test_json_names_the_open_questions(desk: Desk) -> None:
@@ -482,16 +443,6 @@ async def start(desk: Desk, agent: str, names: list[str]) -> None:
     async with Client(str(desk.db)) as client:
         for name in names:
             await client.start(agent, name=name)
-
-
-async def start_support(desk: Desk) -> None:
-    async with Client(str(desk.db)) as client:
-        await client.start("support", order="o-7")
-
-
-async def start_slow(desk: Desk) -> None:
-    async with Client(str(desk.db)) as client:
-        await client.start("slow", n=1)
 
 
 async def fail(desk: Desk) -> None:
