@@ -14,7 +14,7 @@ from perdure.model.step import Step, StepKind
 from perdure.model.task import Task, Usage
 from perdure.policy.risk import Risk
 from perdure.states import TASK, TaskStatus
-from perdure.store import Store, events, steps, tasks
+from perdure.store import Store, events, tasks, traces
 
 _TARGETS = {t.event: t.target for t in TASK.transitions if t.verb != "import"}
 _KEEPS_OWNER = {TASK.event("claim"), TASK.event("wait"), TASK.event("restore")}
@@ -93,7 +93,7 @@ def row(task: Task, error: str | None) -> Told:
 def assert_story_is_state(store: Store, task_id: str) -> None:
     """The row of a task is what its events and steps tell, and their numbers have no gap."""
     story = store.read(events.feed, task_id, after=0, limit=1_000_000)
-    trace = store.read(steps.trace, task_id).steps
+    trace = store.read(traces.read, task_id).steps
     task = store.read(tasks.get, task_id)
     error = store.read(tasks.read_error, task.error)
 

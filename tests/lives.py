@@ -142,5 +142,5 @@ def _end_in_other_ways(world: World, tell: Tell) -> None:
 
 def outcome_of(world: World, claim: Claim, key: str) -> str:
     """What became of a step: missing, open, completed or failed."""
-    found = world.store.read(steps.by_key, claim.task.id, key)
+    found = world.step(claim.task.id, key)
     return "missing" if found is None else found.outcome or "open"

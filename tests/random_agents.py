@@ -27,7 +27,7 @@ class ShuffledLoop(VirtualLoop):
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
-        super().__init__(settle_s=1.1)
+        super().__init__(quiet_after_s=1.1)
 
     def _run_once(self) -> None:
         ready: collections.deque[Any] = self._ready  # type: ignore[has-type]  # the base class has it

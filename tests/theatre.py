@@ -19,7 +19,7 @@ from perdure.model.step import Step
 from perdure.model.task import Attempt, Task
 from perdure.runtime.worker import Stopped, Worker
 from perdure.settings import Settings
-from perdure.store import Store, events, instances, steps, task_lists, tasks
+from perdure.store import Store, events, instances, task_lists, tasks, traces
 from perdure.store.database import Transaction
 from perdure.store.sqlite import open_sqlite
 from perdure.testing.actor import Actor, unwind
@@ -130,7 +130,7 @@ class Theatre:
 
     def steps(self, task: TaskHandle[Any], name: str | None = None) -> list[Step]:
         """Its recorded calls, of one name or all."""
-        found = self.store.read(steps.trace, task.id).steps
+        found = self.store.read(traces.read, task.id).steps
         return [one for one in found if one.key is not None and name in (None, one.name)]
 
     def events(self, task: TaskHandle[Any]) -> list[Event]:

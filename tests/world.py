@@ -19,7 +19,7 @@ from perdure.model.delivery import Delivery
 from perdure.model.event import Event
 from perdure.model.instance import InstanceType
 from perdure.model.question import Question, QuestionKind
-from perdure.model.step import StepKind
+from perdure.model.step import Step, StepKind
 from perdure.model.task import Attempt, Claim, Fence, Lane, Task, Usage, Wait, WaitKind
 from perdure.store import (
     Store,
@@ -33,6 +33,7 @@ from perdure.store import (
     steps,
     task_lists,
     tasks,
+    traces,
 )
 from perdure.store.admission import NewTask
 from perdure.store.database import Row, Transaction, Value
@@ -223,6 +224,10 @@ class World:
     def task(self, task_id: str) -> Task:
         """The task as it is now."""
         return self.store.read(tasks.get, task_id)
+
+    def step(self, task_id: str, key: str) -> Step | None:
+        """The last try of a call, looked for in the whole trace."""
+        return next((one for one in reversed(self.store.read(traces.read, task_id).steps) if one.key == key), None)
 
     def attempts(self, task_id: str) -> list[Attempt]:
         """Every execution of a task."""

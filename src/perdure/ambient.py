@@ -52,7 +52,16 @@ class Scope(Struct):
     token: str = ""
     usage: list[Mapping[str, float]] = field(default_factory=list)
     secrets: tuple[str, ...] = ()  # masked in all that is called or told inside, too
-    is_over: bool = False  # cut off: whatever of it still runs makes no calls any more
+    around: Scope | None = None
+    is_over: bool = False  # it was cut off, or is tried again
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this call, or one around it, is over: whatever of it still runs makes no calls any more."""
+        scope: Scope | None = self
+        while scope is not None and not scope.is_over:
+            scope = scope.around
+        return scope is not None
 
 
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)  # read at once where each call comes by

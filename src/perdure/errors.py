@@ -282,7 +282,7 @@ class LeaseLost(StoreError):
 
 
 class ForkedStore(StoreError):
-    """A store must not be used in a child process after fork; open a new one there."""
+    """A store must not be used in a child process after fork, nor a SQLite file that was open then be opened there."""
 
 
 class SchemaTooNew(StoreError):

@@ -82,6 +82,8 @@ class Records:
     def __init__(self, steps: Iterable[Step] = (), *, replay_from: int = 0) -> None:
         self._by_key: dict[str, Step] = {}
         self._unused: dict[tuple[str, str], dict[str, Step]] = defaultdict(dict)
+        # Inside calls that have been answered: no code comes to them any more, unless such a call runs again.
+        self._left_inside: set[str] = set()
         self._under: dict[str, list[str]] = defaultdict(list)
         for step in steps:
             if step.key is None or step.step_index < replay_from:
@@ -113,14 +115,19 @@ class Records:
         return self._by_key.get(key)
 
     def use(self, key: str) -> None:
-        """The record has answered its call; with it count as used the records of calls made inside it."""
+        """The record has answered its call; with it count as used the records of calls made inside it.
+
+        But for those in doubt: whether they happened is still to be found out.
+        """
         step = self._by_key.get(key)
         if step is None:
             return
         self._unused[scope_of(key), step.name].pop(key, None)
+        self._left_inside.discard(key)
         if len(self._under) > 1:  # Otherwise every call was made at the top: no need to work out what lies below.
             for inner in self._under.get(scope_under(key), ()):
                 self.use(inner)
+                self._left_inside.add(inner)
 
     def unused_of(self, parent: str, name: str) -> list[Step]:
         """Records of this name under the same parent that no call has asked for yet: a sign of drift."""
@@ -149,8 +156,9 @@ class Records:
         return not any(self._unused.values())
 
     def in_doubt(self) -> list[Step]:
-        """Unused steps above low risk without an outcome, by index."""
-        return sorted((step for step in self.unused() if step.is_in_doubt), key=lambda step: step.step_index)
+        """Steps above low risk without an outcome that no call has come to, by index."""
+        left = (*self.unused(), *(self._by_key[key] for key in self._left_inside))
+        return sorted((step for step in left if step.is_in_doubt), key=lambda step: step.step_index)
 
     def in_doubt_under(self, key: str) -> Iterator[Step]:
         """Steps above low risk without an outcome inside the call with this key, the inner ones first."""

@@ -430,7 +430,7 @@ def test_a_second_signal_leaves_at_once(desk: Desk) -> None:
     assert statuses(desk) == [TaskStatus.RUNNING]
 
 
-# -- helpers --------------------------------------------------------------------------------
+# -- shared ---------------------------------------------------------------------------------
 
 
 def wait_for_effect(desk: Desk, effect: str) -> None:

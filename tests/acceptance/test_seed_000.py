@@ -8,7 +8,7 @@ from perdure.model.question import QuestionKind
 from perdure.model.task import Lane, Usage
 from perdure.policy.risk import Risk
 from perdure.states import SessionStatus, TaskStatus
-from perdure.store import Store, events, messages, steps, task_lists
+from perdure.store import Store, events, messages, task_lists, traces
 from tests.contract.conftest import OpenSecond
 from tests.nasty import FILTER_KEYS, TEXTS
 from tests.world import World, done, ids, packed
@@ -71,7 +71,7 @@ def test_a_trace_holds_the_ordered_steps_of_one_task(world: World) -> None:
         world.record(one, key)
         world.record(other, f"other {key}")
 
-    trace = world.store.read(steps.trace, one.task.id)
+    trace = world.store.read(traces.read, one.task.id)
 
     assert [step.key for step in trace.steps] == [None, "a", "b"]
     assert {step.task_id for step in trace.steps} == {one.task.id}

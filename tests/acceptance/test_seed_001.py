@@ -10,7 +10,7 @@ from perdure.model.task import Lane, Mode
 from perdure.policy.recovery import Verdict
 from perdure.policy.risk import Risk, needs_resume_confirmation, should_auto_resume
 from perdure.states import TASK, TaskStatus
-from perdure.store import events, messages, steps, task_lists
+from perdure.store import events, messages, steps, task_lists, traces
 from tests.world import World, done, new_task, packed
 
 # -- events ----------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_steps_are_counted_from_zero_and_carry_a_stable_kind(world: World) -> No
     world.record(claim, "a")
     world.store.call(steps.note, claim.fence, [Note("reasoning", b'"so"')], risk_seen="low")
 
-    trace = world.store.read(steps.trace, claim.task.id).steps
+    trace = world.store.read(traces.read, claim.task.id).steps
 
     assert [(step.step_index, step.event_kind) for step in trace] == [
         (0, "turn_started"),
@@ -179,7 +179,7 @@ def test_a_record_may_be_stamped_with_another_time(world: World) -> None:
 
     world.record(claim, "a", done(notes=[Note("text_emitted", b'"x"', timestamp_ms=5)]))
 
-    assert world.store.read(steps.trace, claim.task.id).steps[-1].timestamp == 5
+    assert world.store.read(traces.read, claim.task.id).steps[-1].timestamp == 5
 
 
 # -- the decision ----------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_a_nasty_id_comes_back_as_it_was(world: World) -> None:
 
         assert (claim.task.agent, claim.task.idempotency_key, claim.task.session_id) == (nasty, nasty, nasty)
         assert claim.task.version == nasty
-        step = world.store.read(steps.by_key, task.id, nasty)
+        step = world.step(task.id, nasty)
         assert step is not None
         assert (step.key, step.name, step.tool_call_id) == (nasty, nasty, nasty)
         assert world.store.read(messages.oldest_unread, task.id, nasty) is not None
@@ -340,7 +340,7 @@ def test_payloads_hold_what_no_column_of_text_can(world: World) -> None:
     world.store.call(messages.emit_owned, claim.fence, "my kind", nasty)
     world.fail(claim)
 
-    step = world.store.read(steps.by_key, claim.task.id, "k")
+    step = world.step(claim.task.id, "k")
     (message,) = world.store.read(messages.listing, claim.task.id)
     assert codec.decode(claim.input.prompt) == nasty
     assert (claim.input.metadata, claim.input.tags) == (nasty, {"t": "\x00"})

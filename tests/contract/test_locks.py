@@ -227,11 +227,11 @@ def test_all_task_rows_that_an_end_touches_are_locked_in_one_statement(world: Wo
 
 
 HOT_VERBS: dict[str, Callable[[World, Claim], list[tuple[str, list[str]]]]] = {
-    "begin": lambda w, c: record(w, steps.begin, c.fence, new_step("k", risk="high"), question_id="Q1"),
+    "begin": lambda w, c: record(w, steps.begin, c.fence, new_step("k", risk="high"), question_id=w.ask(c).id),
     "complete step": lambda w, c: record(
-        w, steps.complete, c.fence, new_step("k"), done(question_id="Q1"), begun=False
+        w, steps.complete, c.fence, new_step("k"), done(question_id=w.ask(c).id), begun=False
     ),
-    "begin again": lambda w, c: record(w, steps.begin_again, c.fence, "k", 0, question_id="Q1"),
+    "begin again": lambda w, c: record(w, steps.begin_again, c.fence, "open", 0, question_id=w.ask(c).id),
     "wait": lambda w, c: record(w, tasks.wait, c.fence, timer(1)),
     "release": lambda w, c: record(w, tasks.release, c.fence, reason=""),
     "retry": lambda w, c: record(w, tasks.retry, c.fence, available_at=1, error=BOOM),
@@ -250,6 +250,7 @@ WAITING_VERBS: dict[str, Callable[[World, Claim], list[tuple[str, list[str]]]]] 
 @pytest.mark.parametrize("verb", [*HOT_VERBS, *WAITING_VERBS, "wake", "claim"])
 def test_a_hot_verb_locks_one_task_row_and_no_session(world: World, verb: str) -> None:
     claim = world.start()
+    world.begin(claim, "open", risk="high")
     if verb in HOT_VERBS:
         log = HOT_VERBS[verb](world, claim)
     elif verb in WAITING_VERBS:

@@ -12,7 +12,7 @@ from perdure.errors import BadInput, Damaged, LeaseLost, NotFound, NotSerializab
 from perdure.model.delivery import Delivery
 from perdure.model.message import NewMessage
 from perdure.model.task import Claim, Wait, WaitKind
-from perdure.store import artifacts, messages, steps
+from perdure.store import artifacts, messages, steps, traces
 from tests.contract.conftest import OpenSecond
 from tests.nasty import JSON_VALUES
 from tests.world import World, packed
@@ -102,7 +102,7 @@ def test_the_keys_of_a_transcript_come_with_the_trace(world: World) -> None:
     for key in "ab":
         _say(world, claim, key)
 
-    assert world.store.read(steps.trace, claim.task.id).message_keys == {"a", "b"}
+    assert world.store.read(traces.read, claim.task.id).message_keys == {"a", "b"}
 
 
 # -- checkpoints -----------------------------------------------------------------------------

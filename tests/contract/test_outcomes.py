@@ -13,7 +13,7 @@ from msgspec import structs
 from perdure.errors import BadInput, LeaseLost
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Usage
-from perdure.store import Transaction, messages, outcomes, steps
+from perdure.store import Transaction, messages, outcomes, steps, traces
 from perdure.store.database import Joint, JointUnit, Value
 from perdure.store.queries import Query
 from perdure.store.waiters import ThreadWaiter
@@ -79,7 +79,7 @@ def test_a_place_that_its_owner_forgets_in_the_middle_misleads_nobody(world: Wor
     written = world.store.call(write)
 
     assert written.step_index == 1
-    assert world.store.read(steps.trace, claim.task.id).steps[-1].outcome == "completed"
+    assert world.store.read(traces.read, claim.task.id).steps[-1].outcome == "completed"
 
 
 class _Forgetful:
@@ -223,7 +223,7 @@ def _answers(
 def _content(world: World, claim: Claim) -> tuple[Any, ...]:
     """What a step leaves, but for what names its task and its moment."""
     task = world.task(claim.task.id)
-    step = world.store.read(steps.trace, task.id).steps[-1]
+    step = world.store.read(traces.read, task.id).steps[-1]
     return (
         (task.event_seq, task.step_count, task.tool_calls, task.iterations, usage_of(task), task.risk_seen),
         structs.replace(step, task_id="", timestamp=0, ended_at=0),

@@ -17,7 +17,7 @@ from perdure.store.queries import Query, load
 from tests.world import World
 
 ROWS = 10_000
-FULL = ("tasks.", "steps.", "events.")
+FULL = ("tasks.", "steps.", "events.", "imports.", "messages.give_back_deliveries")
 # Read by people once in a while, and by the loop of tests in which time is virtual.
 MAY_SCAN = {"tasks.by_ending", "tasks.counts_by_status", "questions.by_ending", "tasks.next_moment"}
 # Query -> its index, on SQLite and PostgreSQL where an unnamed constraint makes it.
@@ -47,10 +47,11 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "tasks.orphans": "attempts_open",
     "tasks.attempts": ("sqlite_autoindex_attempts_2", "attempts_task_number_key"),
     "steps.trace": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
-    "steps.by_key": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
+    "steps.by_key": "steps_key",
     "steps.newest_try": "steps_key",
     "steps.end": "steps_key",
     "steps.begin_again": "steps_key",
+    "steps.raise_risk": "steps_key",
     "steps.in_doubt": "steps_in_doubt",
     "steps.effects": "steps_effects",
     "steps.open_effects": "steps_in_doubt",
@@ -59,11 +60,14 @@ INDEX: dict[str, str | tuple[str, str]] = {
     "messages.list": ("sqlite_autoindex_messages_1", "messages_task_(seq|step_key)_key"),
     "messages.by_key": ("sqlite_autoindex_messages_2", "messages_task_step_key_key"),
     "messages.oldest_unread": "deliveries_unread",
+    "messages.give_back_deliveries": "steps_key",
     "questions.open_list": ("questions_open", "questions_(unnotified|open)"),
     "questions.list": ("INTEGER PRIMARY KEY", "questions_pkey"),
     "questions.expired": "questions_expiry",
     "questions.live_for_step": "questions_task",
     "questions.unnotified": ("questions_unnotified", "questions_(unnotified|open)"),
+    "imports.end_call": "steps_key",
+    "imports.link_child": "steps_key",
     "instances.alive": "instances_alive",
     "instances.crashed": "instances_crashed",
     "recovery.look": ("sqlite_autoindex_steps_1", "steps_task_step_index_key"),
@@ -121,7 +125,7 @@ def _plans(world: World, wanted: Iterator[Query]) -> dict[str, str]:
 
 
 def _every_query() -> Iterator[Query]:
-    for aggregate in ("tasks", "steps", "events", "questions", "messages", "instances", "recovery", "sets"):
+    for aggregate in ("tasks", "steps", "events", "questions", "messages", "instances", "recovery", "sets", "imports"):
         yield from load(aggregate)
 
 

@@ -150,6 +150,35 @@ def test_after_a_skip_a_yes_gives_back_what_had_been_received(world: World) -> N
     assert world.rows("SELECT key FROM deliveries WHERE step_key IS NULL") == [("evt_2",)]
 
 
+def test_what_was_taken_again_is_given_back_by_its_last_try(world: World) -> None:
+    claim = world.start()
+    world.send(claim.task.id, "paid", key="evt")
+    _take(world, claim, "r", "paid")
+    _give_back(world, claim, damaged=0)
+    again = world.claim(claim.task.id)
+    from_there = world.task(claim.task.id).replay_from
+    # A checkpoint after the first try, which is read no more, and before the second.
+    world.store.call(messages.save_checkpoint, again.fence, packed("nothing is paid"), step_key="c")
+    _take(world, again, "r", "paid", try_number=from_there)
+
+    _give_back(world, again, damaged=from_there)
+
+    assert world.rows("SELECT key, step_key FROM deliveries") == [("evt", None)]
+    last = world.claim(claim.task.id)
+    _take(world, last, "r", "paid", try_number=world.task(claim.task.id).replay_from)
+    world.store.call(messages.save_checkpoint, last.fence, packed("one is paid"), step_key="d")
+    _give_back(world, last, damaged=world.task(claim.task.id).replay_from)
+    assert world.rows("SELECT key, step_key FROM deliveries") == [("evt", "r")]
+
+
+def _give_back(world: World, claim: Claim, *, damaged: int) -> None:
+    """Lose a record of a task that has crashed, and say that it may begin behind that."""
+    assert world.execute("DELETE FROM steps WHERE step_index = :damaged", damaged=damaged) == 1
+    skipped = _crash(world, claim)
+    assert skipped.question_id is not None
+    world.store.call(questions.approve, skipped.question_id, by="ada")
+
+
 def test_going_on_after_a_crash_gives_nothing_back(world: World) -> None:
     claim = world.start(resume="ask")
     world.send(claim.task.id, "paid")

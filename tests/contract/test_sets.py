@@ -12,7 +12,7 @@ from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, StepKind
 from perdure.model.task import Claim, Usage
-from perdure.store import Store, completions, ends, instances, messages, recovery, steps, tasks, traces
+from perdure.store import Store, completions, ends, instances, messages, recovery, tasks, traces
 from perdure.store.completions import Completion
 from perdure.store.database import Transaction
 from tests.rows import query
@@ -299,7 +299,7 @@ def test_traces_read_together_are_those_read_one_by_one(world: World) -> None:
 
     found = world.store.read(traces.read_all, wanted)
 
-    one_by_one = {claim.task.id: outcome_of(world.store.read, steps.trace, claim.task.id) for claim in claims}
+    one_by_one = {claim.task.id: outcome_of(world.store.read, traces.read, claim.task.id) for claim in claims}
     whole = {task_id: trace for task_id, trace in one_by_one.items() if not isinstance(trace, Damaged)}
     assert found == whole
     assert len(whole) == len(claims) - 1  # that with the gap and the spoiled one are the same

@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 
 from perdure import codec
-from perdure.errors import Damaged, LeaseLost, NotFound, StoreError
+from perdure.errors import Damaged, LeaseLost, NotFound, Refused, StoreError
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Claim, Fence, Usage
-from perdure.store import admission, effects, ends, messages, questions, steps, tasks
+from perdure.store import admission, effects, ends, messages, questions, steps, tasks, traces
 from tests.world import BOOM, World, done, new_step, new_task, packed, stale, timer, usage_of
 
 MAX = (1 << 63) - 1
 
 
 def _trace(world: World, claim: Claim) -> tuple[Step, ...]:
-    return world.store.read(steps.trace, claim.task.id).steps
+    return world.store.read(traces.read, claim.task.id).steps
 
 
 # -- numbers ---------------------------------------------------------------------------------
@@ -119,8 +119,20 @@ def test_a_trace_with_a_gap_is_damaged_and_says_what_is_missing(world: World) ->
 
     with pytest.raises(Damaged, match=r"1 records are missing, \[2\]"):
         _trace(world, claim)
-    assert len(world.store.read(steps.trace, claim.task.id, from_index=3).steps) == 1
+    assert len(world.store.read(traces.read, claim.task.id, from_index=3).steps) == 1
     assert [step.key for step, _ in world.store.read(steps.listing, claim.task.id)] == [None, "a", "c"]
+
+
+def test_a_sound_trace_that_is_too_long_is_not_called_damaged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = world.start()
+    for key in "abc":
+        world.record(claim, key)
+    monkeypatch.setattr(traces, "MOST_RECORDS", 3)
+
+    with pytest.raises(Refused, match=r"4 records.* more than .* 3 .*none of them is damaged") as refused:
+        _trace(world, claim)
+    assert refused.value.limits == ("records 3",)
+    assert len(world.store.read(traces.read, claim.task.id, from_index=1).steps) == 3
 
 
 # -- begin and complete ----------------------------------------------------------------------
@@ -148,7 +160,7 @@ def test_a_failed_outcome_is_kept_as_what_it_is(world: World) -> None:
 
     world.record(claim, "a", steps.Result(completed=False, output=packed({"type": "ValueError"})))
 
-    step = world.store.read(steps.by_key, claim.task.id, "a")
+    step = world.step(claim.task.id, "a")
     assert step is not None
     assert (step.outcome, step.output) == ("failed", b'{"type":"ValueError"}')
 
@@ -400,7 +412,54 @@ def test_an_approval_is_used_up_by_the_begin_it_allows(world: World) -> None:
     assert world.store.read(questions.live_for_step, claim.task.id, "call", "pay") is None
 
 
+def test_an_answer_is_used_up_once(world: World) -> None:
+    claim = world.start()
+    asked = world.ask(claim, QuestionKind.CALL, step_key="pay")
+    world.store.call(questions.approve, asked.id, by="ada")
+    world.begin(claim, "open", risk="high")
+    call, fence = world.store.call, claim.fence
+    call(steps.begin, fence, new_step("pay", risk="critical"), question_id=asked.id)
+
+    for again in (
+        world.unchanged_by(call, steps.begin, fence, new_step("pay too", risk="critical"), question_id=asked.id),
+        world.unchanged_by(world.record, claim, "low", done(question_id=asked.id)),
+        world.unchanged_by(world.end_step, claim, "open", done(question_id=asked.id), risk="high"),
+        world.unchanged_by(call, steps.begin_again, fence, "open", 0, question_id=asked.id),
+        world.unchanged_by(call, steps.begin, fence, new_step("pay too", risk="critical"), question_id="nobody asked"),
+    ):
+        assert isinstance(again, NotFound), again
+        assert "nothing was written" in str(again)
+
+
+def test_a_call_that_has_its_outcome_is_neither_begun_again_nor_raised(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    world.end_step(claim, "pay", risk="high")
+    asked = world.ask(claim, step_key="pay")
+    world.store.call(questions.answer, asked.id, by="ada", value=packed("it did not happen"))
+
+    for key in ("pay", "never begun"):
+        for again in (
+            world.unchanged_by(world.store.call, steps.begin_again, claim.fence, key, 0, question_id=asked.id),
+            world.unchanged_by(world.store.call, steps.raise_risk, claim.fence, new_step(key, risk="critical")),
+        ):
+            assert isinstance(again, LeaseLost), again
+            assert again.task_id == claim.task.id
+
+
 # -- reading back ----------------------------------------------------------------------------
+
+
+def test_a_call_is_found_by_its_key_while_it_is_open_or_above_low_risk(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "open")
+    world.begin(claim, "pay", risk="medium")
+    world.end_step(claim, "pay", risk="medium")
+    world.record(claim, "low")
+
+    found = [world.store.read(steps.by_key, claim.task.id, key) for key in ("open", "pay", "low")]
+
+    assert [None if step is None else step.outcome or "open" for step in found] == ["open", "completed", None]
 
 
 def test_a_big_output_comes_back_and_is_stored_once(world: World) -> None:
@@ -413,7 +472,7 @@ def test_a_big_output_comes_back_and_is_stored_once(world: World) -> None:
 
     assert world.rows("SELECT count(*) FROM payloads") == parts
     for key in "ab":
-        step = world.store.read(steps.by_key, claim.task.id, key)
+        step = world.step(claim.task.id, key)
         assert step is not None
         assert step.output is not None
         assert codec.decode(step.output) == big

@@ -249,7 +249,7 @@ class Lab:
     """One worker with one permit, and a client, on a virtual loop."""
 
     def __init__(self) -> None:
-        self.loop = VirtualLoop(settle_s=1.1)
+        self.loop = VirtualLoop(quiet_after_s=1.1)
         self.ids = SeededIds(1)
 
     def run(self, main: Callable[[Client], Coroutine[Any, Any, None]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import perdure
 from perdure.client import Client
 from perdure.settings import Settings
-from perdure.store import questions, task_lists, tasks
+from perdure.store import questions, task_lists, tasks, traces
 from perdure.testing.invariants import broken
 from tests.crashing import Job, Nursery, client_of, counted, lines, note, wait_for, work
 
@@ -133,9 +133,8 @@ def test_a_call_in_flight_ends_within_the_grace_time(tmp_path: Path) -> None:
 
 
 def _steps(tx: Any, task_id: str) -> Any:
-    from perdure.store import steps
 
-    return steps.trace(tx, task_id).steps
+    return traces.read(tx, task_id).steps
 
 
 @pytest.mark.slow(timeout_s=60)

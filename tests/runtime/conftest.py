@@ -17,7 +17,7 @@ SETTINGS = Settings(sweep_s=0.5, poll_ms=500, drift_settle_ms=50, question_expir
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test of this folder has a loop with a time of its own."""
-    return {"virtual": lambda: VirtualLoop(settle_s=1.1)}
+    return {"virtual": lambda: VirtualLoop(quiet_after_s=1.1)}
 
 
 @pytest.fixture

@@ -336,6 +336,93 @@ async def test_what_is_left_of_a_cut_off_call_makes_no_calls_any_more(house: The
     assert made == []
 
 
+@pytest.mark.parametrize("how", ["timeout", "sibling"])
+async def test_what_is_left_inside_a_call_that_is_tried_again_makes_no_calls_any_more(house: Theatre, how: str) -> None:
+    paid: list[str] = []
+    thinking_s = [8, 4]  # The first comes to its call when the second has begun.
+
+    @perdure.tool(risk="high")
+    async def pay() -> str:
+        paid.append("paid")
+        return "paid"
+
+    @perdure.tool(risk="low")
+    async def inner() -> str:
+        async def think_and_pay(duration_s: float) -> str:
+            await asyncio.sleep(duration_s)
+            return await pay()
+
+        # As a thread does, it goes on when its caller is cut off.
+        return await asyncio.shield(asyncio.create_task(think_and_pay(thinking_s.pop(0))))
+
+    async def fail_once() -> None:
+        await asyncio.sleep(2)
+        if how == "sibling" and thinking_s:
+            raise ConnectionError("once")
+
+    @perdure.tool(risk="low", timeout=5 if how == "timeout" else None)
+    async def outer() -> str:
+        try:
+            async with asyncio.TaskGroup() as group:
+                told = group.create_task(inner())
+                group.create_task(fail_once())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return told.result()
+
+    @perdure.agent
+    async def host() -> str:
+        told = await outer()
+        await asyncio.sleep(20)
+        return told
+
+    assert await house.play(host) == "paid"
+    assert paid == ["paid"]
+
+
+@pytest.mark.parametrize("risk", ["medium", "high"])
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_a_call_in_doubt_inside_one_that_has_its_outcome_is_asked_about_before_the_task_completes(
+    house: Theatre, risk: Any, gives_up: bool
+) -> None:
+    @perdure.tool(risk=risk, idempotent=risk == "medium")
+    async def pay() -> str:
+        await asyncio.sleep(1e6)
+        return "never"
+
+    @perdure.tool(risk="low", timeout=None if gives_up else 5, retries=0)
+    async def outer() -> str:
+        if not gives_up:
+            return await pay()
+        try:
+            return await asyncio.wait_for(pay(), 5)
+        except TimeoutError:
+            return "gave up"
+
+    @perdure.agent
+    async def host() -> str:
+        try:
+            told = await outer()
+        except TimeoutError:
+            told = "was cut off"
+        if len(house.actors) == 1:
+            house.kill(house.actors[0])
+            await asyncio.sleep(1e6)
+        return told
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: "outer" in {one.name for one in house.steps(task) if one.outcome})
+    await house.hire(host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.happened("paid"), by="ana")
+
+    assert doubt.tool == "pay"
+    assert await task.result() == ("gave up" if gives_up else "was cut off")
+    assert house.row(task).attempt == 2
+    assert ("pay", "completed") in {(one.name, one.outcome) for one in house.steps(task)}
+
+
 async def test_threads_of_a_tool_carry_its_place(house: Theatre) -> None:
     @perdure.tool(risk="low")
     def inner(n: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 import perdure
 from perdure.errors import StoreError
-from perdure.store import completions, recovery, steps, traces
+from perdure.store import completions, recovery, traces
 from perdure.store.completions import Completion
 from perdure.store.database import Transaction
 from tests.theatre import Theatre
@@ -90,7 +90,7 @@ async def test_tasks_of_a_killed_worker_are_recovered_together_or_one_by_one(
     handles = await house.client.start_all(asking.bind(number) for number in range(TASKS))
     await house.until(lambda: all(house.row(one).status == "waiting" for one in handles))
     watch(recovery, "act")
-    watch(steps, "trace")
+    watch(traces, "read")
 
     house.kill(first)
     await house.hire(asking)
@@ -100,5 +100,5 @@ async def test_tasks_of_a_killed_worker_are_recovered_together_or_one_by_one(
         await question.answer("this", by="ana")
 
     assert [await one.result() for one in handles] == [f"{2 * number} this" for number in range(TASKS)]
-    expected = {"resume_plain": "act", "read_all": "trace"}
+    expected = {"resume_plain": "act", "read_all": "read"}
     assert sorted(alone) == sorted(expected[name] for name in failing for _ in handles)

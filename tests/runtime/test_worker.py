@@ -17,7 +17,7 @@ from perdure.model.task import Fence, Lane
 from perdure.runtime.durable import new_task
 from perdure.runtime.sweeper import Sweeper
 from perdure.settings import Settings
-from perdure.store import admission, aio, ends, steps, tasks
+from perdure.store import admission, aio, ends, steps, tasks, traces
 from perdure.store.database import Unit, Waiter
 from perdure.testing.actor import Actor
 from perdure.testing.line import Line
@@ -137,6 +137,30 @@ async def test_one_task_whose_input_is_damaged_does_not_stop_the_other_nine(hous
     asked = await house.question()
     assert (asked.kind, asked.task_id) == ("resume", started[0].id)
     assert house.row(started[0]).status == "interrupted"
+
+
+async def test_a_task_whose_trace_is_too_long_to_replay_is_asked_about_and_begins_anew(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.agent
+    async def host() -> str:
+        for _ in range(5):
+            await perdure.sleep(1)
+        await perdure.sleep(100)
+        return "done"
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: house.row(task).step_count > 5)
+    house.kill(first)
+    monkeypatch.setattr(traces, "MOST_RECORDS", 5)
+    await house.hire(host)
+    asked = await house.question(kind="resume")
+
+    assert "more than the 5 that are replayed at once" in asked.text
+    assert "none of them is damaged" in asked.text
+    await asked.approve(by="ana")
+    assert await task.result(timeout=600) == "done"
 
 
 @pytest.mark.parametrize("arguments", [{"n": 1, "extra": 2}, {}])

@@ -15,8 +15,8 @@ class ShuffledLoop(VirtualLoop):
 
     _ready: deque[Any]  # asyncio's own queue of callbacks
 
-    def __init__(self, seed: int, *, settle_s: float) -> None:
-        super().__init__(settle_s=settle_s)
+    def __init__(self, seed: int, *, quiet_after_s: float) -> None:
+        super().__init__(quiet_after_s=quiet_after_s)
         self.is_tense: Callable[[], bool] = lambda: False
         self._random = Random(seed)
 

@@ -67,7 +67,7 @@ class Town:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.deaths = self.stalls = self.commits = 0
-        self.loop = ShuffledLoop(seed, settle_s=5.5)
+        self.loop = ShuffledLoop(seed, quiet_after_s=5.5)
         self.random = Random(seed)
         self.outside = Outside(Random(seed + 1))
         self._ids = SeededIds(seed)

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
-from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, RefusedBySchema, StoreError, Suspend
+from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, Refused, RefusedBySchema, StoreError, Suspend
 from perdure.model.question import Question
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
@@ -43,7 +43,8 @@ from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import Store, aio
 from perdure.store.completions import Completion
-from perdure.store.steps import NewStep, Trace
+from perdure.store.steps import NewStep
+from perdure.store.traces import Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -150,7 +151,7 @@ class Attempt:
         self.task = claim.task
         self.definition = definition
         self.journal = Journal(host.store, claim, on_store_error=self._store_failed)
-        self.waits = Waits(self.journal, self, settle=self._settle_drain)
+        self.waits = Waits(self.journal, self, on_idle=self._release_if_drained)
         self.spending = Spending(claim)
         self.saved = Saved()
         self.allowed: dict[str, str] = {}  # the yes to a call that fits no record, by its key
@@ -191,8 +192,8 @@ class Attempt:
         try:
             await self.journal.load(self._history)
             self._history = None
-        except Damaged as damage:
-            await endings.set_apart(self, damage)
+        except (Damaged, Refused) as why:  # Refused is a trace that is too long to be replayed.
+            await endings.set_apart(self, why)
             return
         await self.spending.look(partial(aio.read, self.host.store))
         value, error = await self._follow(self._start_agent())
@@ -294,9 +295,9 @@ class Attempt:
     def drain(self) -> None:
         """Hand the task back as soon as no call of it is in flight."""
         self.is_draining = True
-        self._settle_drain()
+        self._release_if_drained()
 
-    def _settle_drain(self) -> None:
+    def _release_if_drained(self) -> None:
         if self.is_draining and self.waits.live_calls == 0 and self.stopping is None:
             self.stop(Stop.RELEASE)
 
@@ -327,7 +328,7 @@ class Attempt:
 
         For when the worker stops or the agent has ended: what runs may end, nothing begins.
         """
-        self._settle_drain()
+        self._release_if_drained()
         await self._loop.create_future()
 
     async def close_calls(self) -> None:
@@ -346,7 +347,7 @@ class Attempt:
         for task in {task for task in self._open_calls.values() if task is not None and not task.done()}:
             task.cancel()
 
-    def settled(self, step: NewStep, usage: Usage) -> None:
+    def outcome_recorded(self, step: NewStep, usage: Usage) -> None:
         """A call has its outcome on record."""
         if step.risk != Risk.LOW:
             self.intents.pop(step.key, None)

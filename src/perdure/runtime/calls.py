@@ -41,7 +41,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         )
     journal = attempt.journal
     scope = ambient.current.get() or ambient.require(call.name)
-    if scope.is_over:
+    if scope.is_cut_off:
         raise asyncio.CancelledError("the call around this one has been cut off")
     if scope.secrets:
         call.secrets = (*call.secrets, *scope.secrets)
@@ -51,7 +51,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     body = codec.evidence(call.input, secrets=call.secrets)
     key = journal.key_of(call, body, parent=parent)
     if journal.is_running(key):
-        await journal.until_settled(key)
+        await journal.until_known(key)
     record = journal.records.find(key)
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
@@ -69,7 +69,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
                 await waits.until_running()
             if journal.has_history:
                 if record is None and journal.records.has_unused_of(parent, call.name):
-                    await drift.settle(attempt, call, parent=parent, key=key, body=body)
+                    await drift.hold(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
             try:
                 if record is not None and record.is_open and (record.is_in_doubt or call.is_dangerous):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
 
-async def settle(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
+async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
     """Return once the call may run. Raises Drift, or the stand-in of Denied or Expired."""
     journal = attempt.journal
     unused = journal.records.unused_of(parent, call.name)

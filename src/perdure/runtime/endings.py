@@ -2,7 +2,7 @@
 
     end           the agent has returned or raised: complete, try again later, or fail
     end_stopped   it was stopped from outside: handed back, set aside, interrupted, timed out, or lost
-    set_apart     its records cannot be read
+    set_apart     its records cannot be replayed
 
 Before a task completes, the children it started are joined and every call in doubt is settled.
 """
@@ -22,6 +22,7 @@ from perdure.errors import (
     IllegalTransition,
     InvariantError,
     NotSerializable,
+    Refused,
     RefusedBySchema,
 )
 from perdure.model.step import Note, NoteKind
@@ -90,15 +91,15 @@ async def end_stopped(attempt: Attempt, value: Any, error: BaseException | None)
             return
 
 
-async def set_apart(attempt: Attempt, damage: Damaged) -> None:
-    """End an attempt whose records cannot be read; recovery asks a person."""
+async def set_apart(attempt: Attempt, why: Damaged | Refused) -> None:
+    """End an attempt whose records cannot be read or replayed; recovery asks a person."""
     await _write(
         attempt,
         tasks.interrupt,
         attempt.task.id,
         attempt.journal.fence.execution_id,
-        reason="its records cannot be read",
-        trace_error=str(damage),
+        reason="its records cannot be replayed",
+        trace_error=str(why),
     )
 
 

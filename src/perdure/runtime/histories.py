@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from perdure.errors import StoreError
 from perdure.model.task import Claim
 from perdure.store import Store, aio, traces
-from perdure.store.steps import Trace
+from perdure.store.traces import Trace
 
 _MOST_RECORDS = 100  # in one trace: all attempts wait for the longest
 

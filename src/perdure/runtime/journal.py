@@ -19,7 +19,7 @@ from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.call import Call
-from perdure.store import Store, Transaction, aio, outcomes, steps
+from perdure.store import Store, Transaction, aio, outcomes, steps, traces
 from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
@@ -55,17 +55,17 @@ class Journal:
         self._notes: list[Note] = []
         self._on_store_error = on_store_error
 
-    async def load(self, trace: steps.Trace | None = None) -> None:
+    async def load(self, trace: traces.Trace | None = None) -> None:
         """Read the history in one query, unless it was read already. A first attempt has none.
 
-        Raises Damaged when it cannot be read.
+        Raises Damaged when it cannot be read, and Refused when it is too long to be replayed.
         """
         if self.task.attempt <= 1:
             return
         # From where a person said to begin: what lies before may be what could not be read.
         first = self.task.replay_from
         if trace is None:
-            trace = await aio.read(self.store, steps.trace, self.task.id, from_index=first)
+            trace = await aio.read(self.store, traces.read, self.task.id, from_index=first)
         self.records = Records(trace.steps, replay_from=first)
         self.has_history = len(self.records) > 0
         self.message_keys = trace.message_keys
@@ -164,7 +164,7 @@ class Journal:
         """Whether this very call runs, or its record is on its way: the call around it was cut off and begins anew."""
         return key in self._running or key in self._writing
 
-    async def until_settled(self, key: str) -> None:
+    async def until_known(self, key: str) -> None:
         """Wait until the attempt knows what this very call has come to."""
         while self.is_running(key):
             if key in self._writing:

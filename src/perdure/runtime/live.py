@@ -180,7 +180,7 @@ async def complete_call(
         if call.is_dangerous:
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.COMPLETED, stored))
         raise
-    attempt.settled(step, usage)
+    attempt.outcome_recorded(step, usage)
     return value
 
 
@@ -216,7 +216,7 @@ async def fail_call(
         if call.is_dangerous and begun:
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.FAILED, body))
         raise
-    attempt.settled(step, usage)
+    attempt.outcome_recorded(step, usage)
     raise attempt.remember(stand_ins.raise_again(error, tool=call.name, live=exc), index, call.risk)
 
 
@@ -231,7 +231,9 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
     for number in range(retries + 1):
         # Each try finds the calls made inside it by the same keys: what they have done is not done again.
         attempt.journal.restart(step.key)
-        scope = ambient.Scope(attempt, step.key, step.token or "", usage=told.usage, secrets=call.secrets)
+        scope = ambient.Scope(
+            attempt, step.key, step.token or "", usage=told.usage, secrets=call.secrets, around=ambient.scope()
+        )
         try:
             return await run_function(attempt, call, step, scope)
         except (CutOff, CancelledInside) as exc:
@@ -243,6 +245,9 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
             if call.risk >= Risk.HIGH and isinstance(exc, call.ambiguous):
                 raise _Cut(f"{raised.class_name(exc)}: {raised.text_of(exc)}") from exc
             failed = exc
+        except BaseException:  # Cut off from outside; a thread of it may run on.
+            scope.is_over = True
+            raise
         scope.is_over = True
         if not _may_repeat(attempt, call, failed, number, retries):
             raise failed

@@ -49,7 +49,7 @@ def start_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def end(result: Any, error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -67,7 +67,7 @@ def start_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str
             error = caught
         _close_left_loop()
         try:
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(end, result, error)
             if thread.counter is not None:
                 thread.counter.thread_rests()
         except RuntimeError:

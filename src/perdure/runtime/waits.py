@@ -47,7 +47,7 @@ class _Entry:
 class Waits:
     """What one attempt waits for, and whether it is set aside for it."""
 
-    def __init__(self, journal: Journal, permits: Permits, *, settle: Callable[[], None]) -> None:
+    def __init__(self, journal: Journal, permits: Permits, *, on_idle: Callable[[], None]) -> None:
         self._journal = journal
         self._permits = permits
         self._entries: list[_Entry] = []
@@ -57,7 +57,7 @@ class Waits:
         # Each in a task of its own: what an agent cancels must not cut a verb of its task in two.
         self._setting_aside: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[bool] | None = None
-        self._settle = settle
+        self._on_idle = on_idle
         self.waiting_since_ms = 0
 
     @property
@@ -118,7 +118,7 @@ class Waits:
         if self._live == 0:
             if self._entries:
                 self._set_aside_soon()
-            self._settle()
+            self._on_idle()
 
     async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
         """Wait, inside a call, until the thing has happened; the task runs again when this returns.
@@ -134,7 +134,7 @@ class Waits:
         try:
             self._permits.look_soon()
             self._set_aside_soon()
-            self._settle()
+            self._on_idle()
             await entry.happened
         finally:
             self._entries.remove(entry)
@@ -161,7 +161,7 @@ class Waits:
 
     def forget(self) -> None:
         """The attempt has ended, and waits for nothing more."""
-        self._permits, self._settle = _Nobody(), _nothing
+        self._permits, self._on_idle = _Nobody(), _nothing
 
     # -- setting aside ----------------------------------------------------------------------
 

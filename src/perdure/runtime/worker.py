@@ -47,7 +47,7 @@ from perdure.states import QuestionStatus
 from perdure.store import Store, aio, events, instances, order, task_lists, tasks
 from perdure.store.completions import Completion
 from perdure.store.database import Transaction
-from perdure.store.steps import Trace
+from perdure.store.traces import Trace
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

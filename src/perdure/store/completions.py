@@ -1,8 +1,8 @@
 """Tasks that complete at the same moment, together: for each what `ends.complete` would write, for a fifth of the work.
 
 Only what is plain in every way is done here: the owner proves the fence, nobody is above or below the task, no question
-and no call of it is open, and its result needs no part of its own. Whatever is left over the caller ends by itself, and
-learns there what is in the way.
+of it is open, no call of it is in doubt, and its result needs no part of its own. Whatever is left over the caller ends
+by itself, and learns there what is in the way.
 
 Locks: sessions, then tasks, each in the order of their ids.
 """

@@ -26,7 +26,7 @@ class Letterbox(Generic[Letter]):
         self._read = read
         self._counter = counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The loop alone holds on to this, until it is closed.
-        weakref.finalize(self, os.close, counter).atexit = False
+        weakref.finalize(self, _close, counter).atexit = False
         # In a context of its own: that of whoever happens to be the first would live as long as the loop.
         contextvars.Context().run(loop.add_reader, counter, self._empty)
 
@@ -49,6 +49,13 @@ class Letterbox(Generic[Letter]):
             os.eventfd_write(self._counter, 1)
         except OSError:  # Somebody has closed a file that was not his. This loop is deaf; nobody else has to suffer.
             return
+
+
+def _close(counter: int) -> None:
+    try:
+        os.close(counter)
+    except OSError:  # Closed already, by somebody whose file it was not.
+        return
 
 
 def open_letterbox(loop: asyncio.AbstractEventLoop, read: Callable[[Letter], None]) -> Letterbox[Letter] | None:

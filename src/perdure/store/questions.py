@@ -174,12 +174,12 @@ def of_task(tx: Transaction, task_id: str, *, limit: int = 50) -> list[Question]
 
 def approve(tx: Transaction, question_id: str, *, by: str) -> Question:
     """Say yes. Answering twice changes nothing and returns the first answer. Raises NotFound, BadInput."""
-    return _settle(tx, question_id, "approve", by=by)
+    return _close(tx, question_id, "approve", by=by)
 
 
 def deny(tx: Transaction, question_id: str, *, by: str, reason: str) -> Question:
     """Say no, and why."""
-    return _settle(tx, question_id, "deny", by=by, reason=reason)
+    return _close(tx, question_id, "deny", by=by, reason=reason)
 
 
 def answer(
@@ -190,7 +190,7 @@ def answer(
     `anyway`: run a call that did not happen although its old owner has not been proven dead; it is on record, and
     may be added to that answer until it is used up. Raises BadInput for `anyway` with another answer.
     """
-    return _settle(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)
+    return _close(tx, question_id, "answer", by=by, value=value, reason=reason, anyway=anyway)
 
 
 def overdue(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
@@ -200,7 +200,7 @@ def overdue(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[str]:
 
 def expire_one(tx: Transaction, question_id: str) -> Question:
     """Close a question whose time is over: nobody said no. A resume question's task fails with `expired`."""
-    return _settle(tx, question_id, "expire", by="", reason="nobody answered in time")
+    return _close(tx, question_id, "expire", by="", reason="nobody answered in time")
 
 
 def unnotified(tx: Transaction, *, skip: int = 0, limit: int = 100) -> list[Question]:
@@ -222,7 +222,7 @@ def _listed(
     return [Question.from_row(row) for row in rows]
 
 
-def _settle(
+def _close(
     tx: Transaction,
     question_id: str,
     verb: str,

@@ -79,19 +79,19 @@ class SqliteDatabase:
         self._closing = False
         self._vfs = vfs
         self._ended = False
+        self._file = Forks.opening(path) if path and not vfs else None
         self._lock = WriterLock(_beside(path, "lock"), busy_s=settings.busy_s) if path and not vfs else None
         self._wakeup = Wakeup(path)
         try:
             self._connection = self._open_writer()
+            self._checkpointer = self._open_checkpointer() if path and not vfs else None
         except BaseException:
-            if self._lock is not None:
-                self._lock.close()
+            self._let_go_of_file()
             raise
         self._cursor = self._connection.cursor()  # the writer's only one: to make one takes as long as a statement
         self._place = FilePlace(path) if path and not vfs else None
         self._is_soft = False
         self._answers: list[Answer] = []  # of batches that are committed, and not told yet
-        self._checkpointer = Checkpointer(self._new_connection, writer=self._connection) if path and not vfs else None
         self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._readers = [self._start(self._read_all, f"read-{i}") for i in range(_READERS if path and not vfs else 0)]
         self._writer = None if inline else self._start(self._write_all, "write")
@@ -155,8 +155,13 @@ class SqliteDatabase:
         if self._checkpointer is not None:
             self._checkpointer.close()
         self._wakeup.close()
+        self._let_go_of_file()
+
+    def _let_go_of_file(self) -> None:
         if self._lock is not None:
             self._lock.close()
+        if self._file is not None:
+            Forks.closed(self._file)
 
     # -- the writer thread -------------------------------------------------------------------
 
@@ -358,6 +363,13 @@ class SqliteDatabase:
             if self._lock is not None:
                 self._lock.drop()
 
+    def _open_checkpointer(self) -> Checkpointer:
+        try:
+            return Checkpointer(self._new_connection, writer=self._connection)
+        except apsw.Error as error:
+            self._connection.close()
+            raise translate(error, self.url) from error
+
     def _new_connection(self, *, read_only: bool = False) -> apsw.Connection:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         where = {"vfs": self._vfs} if self._vfs else {}
@@ -385,7 +397,7 @@ class SqliteDatabase:
 
     def _check_usable(self) -> None:
         if self._forks != Forks.count:
-            raise ForkedStore(f"{self.url} was opened in process {self._pid}; open it anew in this child process")
+            raise ForkedStore(f"{self.url} was opened in process {self._pid}, from which this one was forked")
         if self._closing or self._failure is not None:
             raise self._closed()
 

@@ -23,7 +23,8 @@ def translate(error: apsw.Error, url: str = "") -> StoreError:
         case apsw.ConstraintError() | apsw.TooBigError():
             return RefusedBySchema(f"the schema refused the write{where}: {error}; nothing was written")
         case apsw.CantOpenError():
-            return StoreError(f"the database cannot be opened{where}: {error}. Check the path and its permissions.")
+            what_to_do = "Check the path, its permissions, and how many files this process may have open."
+            return StoreError(f"the database cannot be opened{where}: {error}. {what_to_do}")
         case apsw.ReadOnlyError():
             return StoreError(f"the database is read-only{where}: {error}")
         case _:

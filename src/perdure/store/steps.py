@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from msgspec import Struct, structs
 
 from perdure import codec
-from perdure.errors import Damaged, LeaseLost, NotFound
+from perdure.errors import LeaseLost, NotFound
 from perdure.model.event import EventKind
 from perdure.model.step import Note, Step, StepKind
 from perdure.model.task import Fence, Usage
@@ -30,7 +30,6 @@ K = load("questions")
 
 STEP_KEY_BYTES = 1024  # an index of PostgreSQL holds no longer ones
 
-_TRACE_LIMIT = 1_000_000
 _NO_USAGE = Usage()
 _TOOL_CALL, _MODEL_CALL = StepKind.TOOL_CALL, StepKind.MODEL_CALL
 _INT64_MAX = (1 << 63) - 1
@@ -85,14 +84,6 @@ class Place:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A task's history as a replay needs it: outputs unpacked, inputs left as they lie."""
-
-    steps: tuple[Step, ...]
-    message_keys: frozenset[str]
-
-
 def outcome_word(result: Result) -> str:
     """How an outcome is called in the record."""
     return "completed" if result.completed else "failed"
@@ -144,7 +135,8 @@ def begin(
     """Put the intent of a call on record; once this has returned, the call may run.
 
     `question_id` is the approval it uses up; `place` makes it faster. With `counts` a budget limits the number of such
-    calls: BudgetExceeded where there is no room for one more. Raises LeaseLost.
+    calls: BudgetExceeded where there is no room for one more. Raises LeaseLost, and NotFound when the approval was used
+    up by another step.
     """
     check(step)
     if counts:
@@ -154,16 +146,11 @@ def begin(
             tool_calls=int(step.kind == _TOOL_CALL),
             iterations=int(step.kind == _MODEL_CALL),
         )
-    change = {
-        **_change(fence, seqs=1, records=1, risk_seen=step.risk_seen),
-        "tool_calls": int(step.kind == _TOOL_CALL),
-        "iterations": int(step.kind == _MODEL_CALL),
-        "tool_call_id": step.tool_call_id,
-    }
+    change = _call_change(fence, step, begins=True, seqs=1, records=1)
     n, seq, count, attempt = _prove(tx, fence, change, place=place)
     tx.run(Q.insert, **row_of(tx, n, step, None, attempt=attempt, step_index=count - 1, started_seq=seq))
     if question_id is not None:
-        tx.run(K.spend, id=question_id)
+        _spend(tx, question_id)
     return Written(count - 1, seq)
 
 
@@ -173,7 +160,8 @@ def complete(
     """Put the outcome of a call on record; a result is handed to the agent only after this.
 
     `begun` says that the intent is on record already; `place` makes it faster. Notes are numbered after the step.
-    Raises LeaseLost; when the question or the delivery was used up by another step, nothing is written.
+    Raises LeaseLost, and NotFound when the question or the delivery was used up by another step; nothing is written
+    then.
     """
     notes = result.notes
     own_seqs, own_records = (1, 0) if begun else (2, 1)
@@ -185,10 +173,12 @@ def complete(
     change = outcome_change(fence, step, result, begun=begun, seqs=seqs, records=records)
     n, seq, count, attempt = _prove(tx, fence, change, place=place)
     if result.delivery is not None:
-        # Taken in the commit that completes the receive: exactly one step gets it.
+        # Taken in the commit that completes the receive: exactly one step gets it. After the proof, although a refusal
+        # has then something to roll back: who has lost the task, which happens more often, is refused before anything
+        # is written; and whoever sends or gives back locks the task first, too.
         taken = tx.run(D.take_delivery, n=result.delivery, step_key=step.key)
         if taken != 1:
-            raise NotFound(f"delivery {result.delivery} was taken by another step")
+            raise NotFound(f"delivery {result.delivery} was taken by another step; nothing was written")
     first_seq = seq - own_seqs - told - len(notes) + 1
     index = count - own_records - len(notes)
     if begun:
@@ -196,7 +186,7 @@ def complete(
     else:
         tx.run(Q.insert, **row_of(tx, n, step, result, attempt=attempt, step_index=index, started_seq=first_seq))
     if result.question_id is not None:
-        tx.run(K.spend, id=result.question_id)
+        _spend(tx, result.question_id)
     if result.event is not None:
         kind, payload = result.event
         events.emit(tx, n, first_seq + own_seqs, kind, payload)
@@ -207,25 +197,28 @@ def complete(
 def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, question_id: str | None) -> None:
     """Take over a call that did not happen: from here on this attempt is the one that runs it.
 
-    The answer that allows it is used up in the same commit, so that a second crash asks again. Raises LeaseLost.
+    The answer that allows it is used up in the same commit, so that a second crash asks again. Raises LeaseLost, also
+    when an outcome is on record, and NotFound when the answer was used up by another step; nothing is written then.
     """
     row = tx.one(T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
         task_ops.refuse(tx, fence, "step")
     n, seq, _count = row
-    tx.run(Q.begin_again, task=n, key=key, try_number=try_number, id=fence.task_id)
+    if tx.run(Q.begin_again, task=n, key=key, try_number=try_number, id=fence.task_id) != 1:
+        _refuse_ended(fence, key)
     if question_id is not None:
-        tx.run(K.spend, id=question_id)
+        _spend(tx, question_id)
     events.emit(tx, n, seq, EventKind.CALL_RUN_AGAIN, {"key": key, "question": question_id or ""})
 
 
 def raise_risk(tx: Transaction, fence: Fence, step: NewStep) -> None:
     """A step of an earlier attempt without an outcome is declared more dangerous by now, and kept as that.
 
-    It has its token from here on, which stays the same in every attempt. Raises LeaseLost.
+    It has its token from here on, which stays the same in every attempt. Raises LeaseLost, also when an outcome is on
+    record.
     """
     n, *_ = _prove(tx, fence, _change(fence, seqs=0, records=0, risk_seen=step.risk_seen))
-    tx.run(
+    raised = tx.run(
         Q.raise_risk,
         task=n,
         key=step.key,
@@ -234,6 +227,8 @@ def raise_risk(tx: Transaction, fence: Fence, step: NewStep) -> None:
         token=step.token,
         reconcilable=int(step.reconcilable),
     )
+    if raised != 1:
+        _refuse_ended(fence, step.key)
 
 
 def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str) -> None:
@@ -246,28 +241,8 @@ def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str
     insert_notes(tx, n, notes, attempt=attempt, step_index=count - len(notes), seq=seq - len(notes) + 1)
 
 
-def trace(tx: Transaction, task_id: str, *, from_index: int = 0) -> Trace:
-    """A task's whole history from one range of one index, on one snapshot.
-
-    Raises Damaged when an output cannot be read or a record is missing.
-    """
-    rows = tx.all(Q.trace, id=task_id, from_index=from_index, limit=_TRACE_LIMIT)
-    told = tx.one(T.counts, id=task_id)
-    if told is None:
-        raise NotFound(f"there is no task {task_id}")
-    step_count, message_count = told
-    wanted = range(from_index, step_count)
-    found = [row[1] for row in rows]
-    if found != list(wanted):
-        missing = sorted(set(wanted) - set(found))
-        raise Damaged(f"the trace of task {task_id} is not whole: {len(missing)} records are missing, {missing[:10]}")
-    steps = tuple(unpacked(tx, Step.from_row(row)) for row in rows)
-    keys = frozenset(row[0] for row in tx.all(D.keys, id=task_id)) if message_count else frozenset[str]()
-    return Trace(steps, keys)
-
-
 def by_key(tx: Transaction, task_id: str, key: str, try_number: int = 0) -> Step | None:
-    """One step with its output unpacked, or None."""
+    """One try of a call with its output unpacked, or None. A call of low risk is found only while it is open."""
     row = tx.one(Q.by_key, id=task_id, key=key, try_number=try_number)
     return None if row is None else unpacked(tx, Step.from_row(row))
 
@@ -323,17 +298,23 @@ def outcome_change(
     fence: Fence, step: NewStep, result: Result, *, begun: bool, seqs: int, records: int
 ) -> dict[str, Value]:
     """What an outcome changes in its task, with the proof of the owner; a call that was begun is counted already."""
-    change = _change(fence, seqs=seqs, records=records, risk_seen=step.risk_seen)
-    change["tool_call_id"] = step.tool_call_id
+    change = _call_change(fence, step, begins=not begun, seqs=seqs, records=records)
     change["progress"] = 1
-    if not begun:
-        change["tool_calls"] = int(step.kind == _TOOL_CALL)
-        change["iterations"] = int(step.kind == _MODEL_CALL)
     usage = result.usage
     if usage is not _NO_USAGE:
         change["prompt_tokens"] = min(usage.prompt_tokens, _INT64_MAX)
         change["completion_tokens"] = min(usage.completion_tokens, _INT64_MAX)
         change["cost"] = usage.cost
+    return change
+
+
+def _call_change(fence: Fence, step: NewStep, *, begins: bool, seqs: int, records: int) -> dict[str, Value]:
+    """What a call changes in its task; it is counted where it begins."""
+    change = _change(fence, seqs=seqs, records=records, risk_seen=step.risk_seen)
+    change["tool_call_id"] = step.tool_call_id
+    if begins:
+        change["tool_calls"] = int(step.kind == _TOOL_CALL)
+        change["iterations"] = int(step.kind == _MODEL_CALL)
     return change
 
 
@@ -405,7 +386,7 @@ def row_of(
         "risk": step.risk,
         "reconcilable": int(step.reconcilable),
         "payload": payloads.keep(tx, payload) if payload.parts else payload.blob,
-        "outcome": None if result is None else "completed" if result.completed else "failed",
+        "outcome": None if result is None else outcome_word(result),
         "output": None if output is None else payloads.keep(tx, output) if output.parts else output.blob,
         "attempt": attempt,
         "token": step.token,
@@ -438,10 +419,23 @@ def _end(tx: Transaction, fence: Fence, n: int, step: NewStep, result: Result, *
         cost=result.usage.cost,
     )
     if row is None:
-        raise LeaseLost(
-            f"the outcome of step {step.key} is on record already; nothing was changed", task_id=fence.task_id
-        )
+        _refuse_ended(fence, step.key)
     return int(row[0])
+
+
+def _refuse_ended(fence: Fence, key: str) -> NoReturn:
+    """Say that a step is not open any more."""
+    raise LeaseLost(
+        f"the outcome of step {key} is on record already; nothing was changed",
+        task_id=fence.task_id,
+        execution_id=fence.execution_id,
+    )
+
+
+def _spend(tx: Transaction, question_id: str) -> None:
+    """Use up a question: exactly one step gets its answer."""
+    if tx.run(K.spend, id=question_id) != 1:
+        raise NotFound(f"question {question_id} was used up by another step; nothing was written")
 
 
 def insert_note(tx: Transaction, n: int, one: Note, *, attempt: int, step_index: int, seq: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perdure.errors import Damaged
 from perdure.model.task import Mode, Task
 from perdure.states import AttemptStatus, TaskStatus
-from perdure.store import events, questions, steps, task_lists
+from perdure.store import events, questions, task_lists, traces
 from perdure.store.database import Transaction
 
 _MANY = 1_000_000
@@ -26,7 +26,7 @@ def broken(tx: Transaction) -> list[str]:
 
 def _of_task(tx: Transaction, task: Task) -> Iterator[str]:
     try:
-        trace = steps.trace(tx, task.id).steps
+        trace = traces.read(tx, task.id).steps
     except Damaged as damage:
         yield str(damage)
         return

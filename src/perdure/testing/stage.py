@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _SETTINGS = Settings(sweep_s=0.5, poll_ms=500)
 # Two sweeps and some looks: whatever a worker has to notice, it has noticed by then.
-_SETTLE_S = 1.1
+_QUIET_AFTER_S = 1.1
 _UNWIND_TURNS = 100_000
 
 
@@ -62,7 +62,7 @@ class Stage:
         death: Death | None = None,
         settings: Settings = _SETTINGS,
     ) -> None:
-        self.loop = VirtualLoop(settle_s=_SETTLE_S)
+        self.loop = VirtualLoop(quiet_after_s=_QUIET_AFTER_S)
         self._call = call
         self._cast = troupe
         self._answers = answers

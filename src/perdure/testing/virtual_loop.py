@@ -97,8 +97,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     that `last_moment_ms` names.
     """
 
-    def __init__(self, *, start_ms: int = 1_790_000_000_000, settle_s: float = 1.0) -> None:
-        self.settle_s = settle_s  # Periodic looks go on so long after the last thing that happened.
+    def __init__(self, *, start_ms: int = 1_790_000_000_000, quiet_after_s: float = 1.0) -> None:
+        self.quiet_after_s = quiet_after_s  # Periodic looks go on so long after the last thing that happened.
         self.turns_left = _TURNS
         self.next_moment_ms: Callable[[], int | None] = _nothing
         self.last_moment_ms: Callable[[], int | None] = _nothing
@@ -144,7 +144,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     @property
     def is_quiet(self) -> bool:
         """Whether nothing has happened for so long that periodic looks are left out."""
-        return self._time_s >= self._quiet_since_s + self.settle_s
+        return self._time_s >= self._quiet_since_s + self.quiet_after_s
 
     def pass_time(self, timeout_s: float | None) -> None:
         """Nothing is ready: move on to what comes next, `timeout_s` away if it is a timer."""

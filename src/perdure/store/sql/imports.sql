@@ -51,6 +51,7 @@ SET outcome = :outcome, output = :output, ended_seq = :ended_seq, ended_at = :en
 WHERE task = :task AND key = :key AND outcome IS NULL
 
 -- name: link_child
+-- The call has ended by now, mostly. What was imported was made by no attempt of ours, and is found by its key.
 UPDATE steps
 SET child_task_id = :child_task_id
-WHERE task = :task AND key = :key AND child_task_id IS NULL
+WHERE task = :task AND key = :key AND attempt = 0 AND child_task_id IS NULL

@@ -95,14 +95,19 @@ WHERE n = :n AND step_key IS NULL
 
 -- name: give_back_deliveries
 -- For a task whose records are read no more. A checkpoint stands for those before it: the agent goes on from there.
+-- The last try of the receive counts, which is the one that took it.
 UPDATE deliveries
 SET step_key = NULL
-WHERE task = :task AND step_key IS NOT NULL AND NOT EXISTS (
-    SELECT 1
-    FROM checkpoints c
-    WHERE c.task = deliveries.task AND c.at_step > (
-        SELECT max(s.step_index)
+WHERE task = :task AND step_key IS NOT NULL AND (
+    (
+        SELECT s.step_index
         FROM steps s
-        WHERE s.task = deliveries.task AND s.key = deliveries.step_key
+        WHERE s.task = deliveries.task AND s.key = deliveries.step_key AND s.event_kind = 'receive'
+        ORDER BY s.try_number DESC
+        LIMIT 1
+    ) < (
+        SELECT max(c.at_step)
+        FROM checkpoints c
+        WHERE c.task = :task
     )
-)
+) IS NOT TRUE

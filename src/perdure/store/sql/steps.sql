@@ -61,7 +61,7 @@ WHERE t.id = r.value ->> 0 AND s.step_index >= CAST(r.value ->> 1 AS {int})
 SELECT {columns}
 FROM tasks t
 JOIN steps s ON s.task = t.n
-WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number
+WHERE t.id = :id AND s.key = :key AND s.try_number = :try_number AND (s.outcome IS NULL OR s.risk <> 'low')
 
 -- name: newest_try
 -- The last try of a call above low risk, and how its task stands. Only the last one can be without an outcome.

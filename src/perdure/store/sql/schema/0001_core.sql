@@ -208,10 +208,10 @@ CREATE TABLE steps (
     CHECK (key IS NULL OR risk IS NOT NULL),
     CHECK (risk IS NULL OR risk = 'low' OR token IS NOT NULL)
 ) {strict};
--- Those that are looked up by their key. Most steps are calls of low risk, written whole and never looked up again: in
--- here each would be one page more in its commit.
+-- Those that are looked up by their key: calls that are open, calls above low risk, receives, imported calls. Most steps
+-- are calls of low risk, written whole and read by their index alone: in here each would be one page more in its commit.
 CREATE UNIQUE INDEX steps_key ON steps (task, key, try_number)
-    WHERE outcome IS NULL OR risk <> 'low' OR event_kind = 'receive';
+    WHERE key IS NOT NULL AND (outcome IS NULL OR risk <> 'low' OR event_kind = 'receive' OR attempt = 0);
 -- Every call that may have changed the world, by time; and those nobody knows the outcome of.
 CREATE INDEX steps_effects ON steps (timestamp, n) WHERE risk <> 'low';
 CREATE INDEX steps_in_doubt ON steps (task, step_index)
