@@ -36,7 +36,7 @@ class Commands:
         return self.line(f"worker {self.app}" if self.app else "worker")
 
     def answer(self, question_id: str, kind: str, *, result: str = ANY_RESULT) -> tuple[Way, ...]:
-        """Each command that settles a question.
+        """Each command that answers a question.
 
         `result` is what "it happened" goes on with: the result of the call, where its tool has one.
         """
