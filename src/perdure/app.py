@@ -78,7 +78,7 @@ class App(Client):
             )
         if self._worker is not None:
             return cast("R", await self._run_on(self._worker, call))
-        news = News(flags=self.flags)
+        news = News(commands=self.commands, read=self.read)
         try:
             async with self.worker(on_event=news.hear) as worker, beside(news.run()):
                 return cast("R", await self._run_on(worker, call, news))

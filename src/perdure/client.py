@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from perdure import codec, config
+from perdure.commands import Commands
 from perdure.definitions import AgentCall, Bound, Duration, Startable, returns, seconds
 from perdure.errors import BadInput, NotFound, Refused
 from perdure.following import Following
@@ -218,7 +219,7 @@ class TaskHandle(Generic[R]):
 
         limit = self._client.store.settings.recovery_limit
         return await self._client.read(
-            explain, self.id, recovery_limit=limit, flags=self._client.flags, judge=judge(self._client.store)
+            explain, self.id, recovery_limit=limit, commands=self._client.commands, judge=judge(self._client.store)
         )
 
     async def steps(self, *, limit: int = 100, after: str | None = None) -> Page[tuple[Any, Any]]:
@@ -280,9 +281,9 @@ class Client:
         return config.database_url(self._url)
 
     @property
-    def flags(self) -> str:
-        """What a command must say to find this database; "" where it finds it anyhow. Never a password."""
-        return config.flags_for(self.url)
+    def commands(self) -> Commands:
+        """The commands to show, which find this database. Never a password."""
+        return config.commands_for(self.url)
 
     @property
     def pulses(self) -> PulseBuffer | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from perdure.commands import Commands
 from perdure.errors import BadInput
 from perdure.settings import Settings
 
@@ -38,6 +39,11 @@ def named_database() -> str | None:
     return str(table["folder"] / url.removeprefix("sqlite:///"))
 
 
+def commands_for(url: str) -> Commands:
+    """The commands that are shown for the database at `url`, when no flag has named it or the app."""
+    return Commands(flags_for(url), "" if app_name() is not None else Commands().app)
+
+
 def flags_for(url: str) -> str:
     """What to add to a command so that it finds the database at `url`: nothing where it is found anyhow.
 
@@ -45,6 +51,11 @@ def flags_for(url: str) -> str:
     """
     if (named_database() is None and app_name() is not None) or _place(database_url()) == _place(url):
         return ""
+    return db_flag(url)
+
+
+def db_flag(url: str) -> str:
+    """The flag that names this database to a command, without a password."""
     return f" --db {shlex.quote(shown(url))}"
 
 

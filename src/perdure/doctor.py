@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perdure import phrases
+from perdure.commands import Commands
 from perdure.model.instance import Instance
 from perdure.runtime.liveness import Judge, judge
 from perdure.settings import durability_note
@@ -33,13 +34,16 @@ _REPORT: Final = "keep a copy of the database and report this as a bug of perdur
 MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
     "owners": ("tasks whose owner and open attempt do not belong together", _REPORT),
     "attempts": ("open attempts whose task they do not own", _REPORT),
-    "orphans": ("open attempts of workers that are silent or dead", "start a worker: it ends them within a second"),
+    "orphans": (
+        "open attempts of workers that are silent or dead",
+        "start a worker with {worker}: it ends them within a second",
+    ),
     "ends": ("tasks whose status and end time contradict each other", _RESTORE),
     "slots": ("ended tasks that still hold a completion slot", _REPORT),
     "questions": ("open questions about tasks that have ended", "nothing waits for them; deny them, and report this"),
     "children": (
         "open children of ended tasks that waited for them",
-        "cancel them with perdure cancel, and report this",
+        "cancel each with {cancel}, and report this",
     ),
     "step_gaps": ("traces with missing or doubled records", _RESTORE),
     "seq_gaps": ("tasks whose events and steps are not numbered without a gap", _RESTORE),
@@ -71,7 +75,7 @@ class Report:
     findings: tuple[Finding, ...]
 
 
-def examine(store: Store) -> Report:
+def examine(store: Store, commands: Commands = Commands()) -> Report:  # noqa: B008  # It never changes.
     """Look at everything. Reads the whole database on one snapshot, and for SQLite its file."""
     facts = [("perdure", f"{__version__}, Python {sys.version.split()[0]}"), ("database", store.database.url)]
     findings: list[Finding] = []
@@ -81,9 +85,9 @@ def examine(store: Store) -> Report:
         facts += _file_facts(health)
         findings += _file_findings(health)
     workers, held = store.read(_workers, judge(store))
-    facts += store.read(_table_facts, workers)
-    findings += _worker_findings(workers, held)
-    findings += [_finding(one) for one in store.read(broken)]
+    facts += store.read(_table_facts, workers, commands)
+    findings += _worker_findings(workers, held, commands)
+    findings += [_finding(one, commands) for one in store.read(broken)]
     return Report(tuple(facts), tuple(findings))
 
 
@@ -134,7 +138,7 @@ def _file_findings(health: FileHealth) -> Iterator[Finding]:
 # -- the tables -----------------------------------------------------------------------------
 
 
-def _table_facts(tx: Transaction, health: _WorkerHealth) -> list[tuple[str, str]]:
+def _table_facts(tx: Transaction, health: _WorkerHealth, commands: Commands) -> list[tuple[str, str]]:
     counts = task_lists.counts_by_status(tx)
     workers = f"{len(health.live)} live"
     if health.dead:
@@ -149,17 +153,17 @@ def _table_facts(tx: Transaction, health: _WorkerHealth) -> list[tuple[str, str]
         ("tasks", ", ".join(f"{number:,} {status}" for status, number in counts.items()) or "none"),
         ("workers", workers),
     ]
-    return [*facts, ("in doubt", left)] if (left := _left_in_doubt(tx)) else facts
+    return [*facts, ("in doubt", left)] if (left := _left_in_doubt(tx, commands)) else facts
 
 
-def _left_in_doubt(tx: Transaction) -> str:
+def _left_in_doubt(tx: Transaction, commands: Commands) -> str:
     """Calls that ended tasks left in doubt, which nobody is asked about any more."""
     found = [one.step for one in effects.open_list(tx, limit=_DOUBTS_READ)]
     left = [step for step in found if tasks.get(tx, step.task_id).status.is_terminal]
     if not left:
         return ""
     number = phrases.count(len(left), "call") + (" or more" if len(found) == _DOUBTS_READ else "")
-    return f"{number} of ended tasks: perdure settle {left[0].task_id} {left[0].step_index}, perdure effects --in-doubt"
+    return f"{number} of ended tasks: {commands.line('effects --in-doubt')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +188,17 @@ def _workers(tx: Transaction, judge: Judge) -> tuple[_WorkerHealth, tuple[str, .
     return _WorkerHealth(live, silent, dead), rows
 
 
-def _worker_findings(health: _WorkerHealth, rows: tuple[str, ...]) -> Iterator[Finding]:
+def _worker_findings(health: _WorkerHealth, rows: tuple[str, ...], commands: Commands) -> Iterator[Finding]:
     # A worker that lives takes over within a second what it can run.
     if rows and not health.live:
-        do = "start a worker, or run the lines that began the tasks once more: they are taken over at once"
+        again = "run the lines that began the tasks once more"
+        do = f"start a worker with {commands.worker}, or {again}: they are taken over at once"
         yield Finding("dead", "workers that have died with open tasks, and none lives that takes them over", rows, do)
 
 
-def _finding(one: Broken) -> Finding:
+def _finding(one: Broken, commands: Commands) -> Finding:
     what, do = MEANINGS[one.invariant]
+    do = do.format(worker=commands.worker, cancel=commands.line("cancel TASK"))
     return Finding(one.invariant, what, tuple(_shown(row) for row in one.rows), do)
 
 

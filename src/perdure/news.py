@@ -2,7 +2,11 @@
 
     resumed assistant …7Q2M at step 6: 3 model calls, 2 tool calls from the record (4,180 tokens not bought again)
     recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did send_email(to="team@example.org") happen?
-    waits for you: did send_email(to="team@example.org") happen?  perdure answer Q19 --happened | …
+    waits for you: did send_email(to="team@example.org") happen?
+      perdure answer Q19 --happened --result JSON
+      perdure answer Q19 --not-happened
+      perdure answer Q19 --give-up
+    took up 2 tasks: 2 resumed at step 7 and 4
     took over 500: 493 running, 7 questions
     other tasks of this app: 2 taken up, 1 question (perdure questions)
     failed assistant …7Q2M after 12 s: KeyError: 'total' (shop.py:7 in pay)
@@ -14,14 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure import phrases
-from perdure.errors import BadInput
-from perdure.model.question import Question
+from perdure.commands import ANY_RESULT, Commands
+from perdure.errors import BadInput, PerdureError
+from perdure.model.question import Question, QuestionKind
 from perdure.model.task import tail
+from perdure.people import wanted
+from perdure.runtime.answers import result_flag
+from perdure.store import questions
+from perdure.store.database import Transaction
 
 QUIET_S: Final = 0.3
 """So long nothing further must have happened before what was gathered is told."""
@@ -38,17 +48,22 @@ class Asked:
     text: str
     to: str
     task_id: str
+    wants: str = ""
+    result: str = ANY_RESULT
 
     @classmethod
-    def of(cls, question: Question) -> Asked:
-        """The question of a row."""
-        return cls(question.id, question.kind, question.text, question.to, question.task_id)
+    def of(cls, question: Question, evidence: object) -> Asked:
+        """The question of a row, with what it rests on."""
+        wants = wanted(evidence) if question.kind is QuestionKind.ASK else ""
+        told = question.id, question.kind, question.text, question.to, question.task_id
+        return cls(*told, wants, result_flag(evidence))
 
 
 class News:
     """Gathers what a worker tells and turns it into lines.
 
-    `flags` name the database in the commands that it shows. `counts_only` is for a worker that runs anybody's tasks:
+    `commands` are those it shows. `read` reads from the store what a question wants.
+    `counts_only` is for a worker that runs anybody's tasks:
     what was taken over is counted, not told one by one, and each task that fails is told, for nobody else may be
     there to see it; with `tells_completed` each that completes, too. Once `about` has said whose news this is, that of
     other tasks is counted too.
@@ -57,12 +72,14 @@ class News:
     def __init__(
         self,
         *,
-        flags: str = "",
+        commands: Commands = Commands(),  # noqa: B008  # It never changes.
+        read: Callable[..., Awaitable[Any]] | None = None,
         counts_only: bool = False,
         tells_completed: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._flags = flags
+        self._commands = commands
+        self._read = read
         self._counts_only = counts_only
         self._tells_completed = tells_completed
         self._say = say or _print
@@ -72,6 +89,7 @@ class News:
         self._begun_here: set[str] = set()
         self._taken: dict[str, int] = {}
         self._newly_taken: set[str] = set()
+        self._recovered: set[str] = set()
         self._resumed: dict[str, Mapping[str, Any]] = {}
         self._asked: dict[str, Asked] = {}
         self._ended: list[Mapping[str, Any]] = []
@@ -95,6 +113,8 @@ class News:
             self._root_of[task_id] = facts["root"]
         if what == "ended":
             self._over.add(task_id)
+        if what == "recovered" and not self._counts_only:
+            self._recovered.add(task_id)
         match what:
             case "started":
                 self._begun_here.add(task_id)
@@ -120,9 +140,9 @@ class News:
                 return
         self._changed.set()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: Question, evidence: object) -> None:
         """Take a question that was found in the store."""
-        self._note(Asked.of(question))
+        self._note(Asked.of(question, evidence))
 
     async def run(self) -> None:
         """Tell what was gathered whenever it has been quiet for a moment, until cancelled; then tell the rest."""
@@ -130,8 +150,10 @@ class News:
             while True:
                 await self._changed.wait()
                 await self._until_quiet()
+                await self._look_up()
                 self.tell()
         finally:
+            await self._look_up()
             self.tell()
 
     async def until_unmanned(self, root_session_id: str) -> None:
@@ -167,6 +189,7 @@ class News:
         for task_id in self._over:
             self._begun_here.discard(task_id)
             self._taken.pop(task_id, None)
+            self._recovered.discard(task_id)
             self._root_of.pop(task_id, None)
             self._told.pop(task_id, None)
         self._over.clear()
@@ -177,7 +200,7 @@ class News:
         return [*self._own_lines(asked), *self._other_lines(len(self._asked) - len(asked))]
 
     def _own_lines(self, asked: list[Asked]) -> list[str]:
-        questions = [asked_line(one, flags=self._flags) for one in asked]
+        questions = [line for one in asked for line in asked_lines(one, self._commands)]
         waiting: dict[str, Asked] = {}
         for one in asked:
             if one.task_id in self._taken:
@@ -193,7 +216,10 @@ class News:
         if waiting:
             text = phrases.one_line(next(iter(waiting.values())).text)
             parts.append(f"{len(waiting):,} {'waits' if len(waiting) == 1 else 'wait'} for you: {text}")
-        recovered = f"recovered {phrases.count(len(resumed) + len(waiting), 'task')}: {', '.join(parts)}"
+        # What was handed back, or has its answer now, is only taken up again.
+        has_crashed = not self._recovered.isdisjoint([*ours, *waiting])
+        verb = "recovered" if has_crashed else "took up"
+        recovered = f"{verb} {phrases.count(len(resumed) + len(waiting), 'task')}: {', '.join(parts)}"
         saved = _saved(list(ours.values()))
         return [recovered, *([f"  {saved}"] if saved else []), *(f"  {line}" for line in questions)]
 
@@ -201,8 +227,14 @@ class News:
         taken = sum(map(self._is_other, self._newly_taken))
         parts = [f"{taken:,} taken up"] if taken else []
         if questions:
-            parts.append(f"{phrases.count(questions, 'question')} (perdure questions{self._flags})")
+            parts.append(f"{phrases.count(questions, 'question')} ({self._commands.line('questions')})")
         return [f"other tasks of this app: {', '.join(parts)}"] if parts else []
+
+    async def _look_up(self) -> None:
+        """Read what the gathered questions want. Where that fails, the run says why; they are told without it."""
+        if self._read is not None and self._asked:
+            with suppress(PerdureError):
+                self._asked.update(await self._read(_looked_up, list(self._asked)))
 
     def _is_other(self, task_id: str) -> bool:
         return self._root is not None and self._root_of.get(task_id, self._root) != self._root
@@ -241,11 +273,17 @@ def unmanned_line(facts: Mapping[str, Any]) -> str:
     return f"no live worker has agent {facts['child']}, which {facts['agent']} {tail(str(facts['task']))} waits for"
 
 
-def asked_line(one: Asked, *, flags: str = "") -> str:
-    """What is asked, of whom, and the commands that answer."""
-    who = one.to or "you"
-    command = phrases.way_to_answer(one.id, one.kind, flags=flags)
-    return f"waits for {who}: {phrases.one_line(one.text, limit=400)}  {command}"
+def asked_lines(one: Asked, commands: Commands) -> list[str]:
+    """What is asked, of whom, and under it the commands that answer, one a line."""
+    wants = f"  ({one.wants})" if one.wants else ""
+    ways = commands.answer(one.id, one.kind, result=one.result)
+    text = phrases.one_line(one.text, limit=400)
+    return [f"waits for {one.to or 'you'}: {text}{wants}", *(f"  {command}" for command, _ in ways)]
+
+
+def _looked_up(tx: Transaction, ids: list[str]) -> dict[str, Asked]:
+    found = [questions.get(tx, one) for one in ids]
+    return {one.id: Asked.of(one, questions.evidence(tx, one)) for one in found}
 
 
 def _saved(resumed: list[Mapping[str, Any]]) -> str:
@@ -261,8 +299,8 @@ def _saved(resumed: list[Mapping[str, Any]]) -> str:
 
 
 def _took_over(tasks: int, asked: int) -> list[str]:
-    if not tasks:
-        return []
+    if tasks == asked:
+        return []  # Nothing runs; the questions tell the rest.
     return [f"took over {tasks:,}: {tasks - asked:,} running, {phrases.count(asked, 'question')}"]
 
 

@@ -1,4 +1,4 @@
-"""Words for people: durations, moments, calls, counts, and the commands that answer a question.
+"""Words for people: durations, moments, calls, counts.
 
 Everything that prints (the command line, `why`, the news of a run) takes its words from here, so that one thing is
 called the same everywhere. Pure; knows no store and no screen.
@@ -14,7 +14,6 @@ from typing import Final
 
 from perdure import codec
 from perdure.errors import Error
-from perdure.model.question import QuestionKind
 from perdure.model.step import Step
 
 # Characters that move the cursor, change colours or turn the reading direction of what follows.
@@ -84,6 +83,12 @@ def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def as_json(value: object, *, limit: int) -> str:
+    """A plain value as JSON on one line, however deep, cut to `limit` characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def failure(error: Error | None) -> str:
     """How something failed, on one line, with the place in the code: `KeyError: 'total' (shop.py:7 in pay)`."""
     if error is None:
@@ -122,53 +127,13 @@ def safe(text: str) -> str:
     return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
-def ways_to_answer(
-    question_id: str, kind: str, *, flags: str = "", result: str = " [--result JSON]"
-) -> tuple[tuple[str, str], ...]:
-    """Each command that settles a question, with what it means. `flags` name the database where that is needed.
-
-    `result` is what "it happened" goes on with: the result of the call, where its tool has one.
-    """
-    answer, approve, deny = (f"perdure {verb} {question_id}" for verb in ("answer", "approve", "deny"))
-    match kind:
-        case QuestionKind.STEP_IN_DOUBT:
-            return (
-                (f"{answer} --happened{result}{flags}", f"it happened{'; JSON is what it returned' if result else ''}"),
-                (f"{answer} --not-happened{flags}", "it did not; it runs, once its old worker is proven dead"),
-                (f"{answer} --give-up{flags}", "nobody knows; the agent gets OutcomeUnknown"),
-            )
-        case QuestionKind.ASK:
-            return ((f"{answer} VALUE{flags}", "the agent gets the value"),)
-        case QuestionKind.CALL:
-            return (
-                (f"{approve}{flags}", "the call runs"),
-                (f'{deny} --because "…"{flags}', "the agent gets Denied, with the reason"),
-            )
-        case _:
-            return (
-                (f"{approve}{flags}", "the task goes on"),
-                (f'{deny} --because "…"{flags}', "the task fails"),
-            )
-
-
-def way_to_answer(question_id: str, kind: str, *, flags: str = "", result: str = " [--result JSON]") -> str:
-    """The commands that settle a question on one line: `perdure approve Q19 | perdure deny Q19 --because "…"`."""
-    match kind:
-        case QuestionKind.STEP_IN_DOUBT:
-            return f"perdure answer {question_id}{flags} --happened{result} | --not-happened | --give-up"
-        case QuestionKind.ASK:
-            return f"perdure answer {question_id}{flags} VALUE"
-        case _:
-            return f'perdure approve {question_id}{flags} | perdure deny {question_id}{flags} --because "…"'
-
-
 def _written(value: object, depth: int) -> str:
-    """A plain value as Python would write it, with double quotes. Calls no code of a class of somebody's own."""
+    """A plain value as JSON. Calls no code of a class of somebody's own."""
     match value:
         case str():
             return json.dumps(str.__str__(value), ensure_ascii=False)
         case None | bool():
-            return repr(value)
+            return json.dumps(value)
         case int():
             return int.__repr__(value)
         case float():

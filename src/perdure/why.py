@@ -6,14 +6,18 @@ It reads and decides nothing. What recovery would do is asked of the same functi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from perdure import phrases
+from perdure.commands import Commands, Way, aligned
 from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
-from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
+from perdure.model.question import Question, QuestionKind
+from perdure.model.step import Step
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
+from perdure.people import answers, ended_by, open_questions, settled, wanted
 from perdure.runtime import zombies
-from perdure.runtime.answers import result_flag, told
+from perdure.runtime.answers import result_flag
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -23,19 +27,46 @@ from perdure.store.database import Transaction
 _NOBODY_DEAD = Judge()
 _SHOWN_RECORDS = 5
 _SHOWN_ATTEMPTS = 10
-_VERDICTS = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
 _DEAD = "is dead"
 _ACTS = "the answer is stored and acts once"
-_START = "start one with perdure worker"
+_MEANT = Commands()
 
 
-def because(tx: Transaction, task: Task, *, ids: Collection[str] = (), judge: Judge = _NOBODY_DEAD) -> str:
+class _View(NamedTuple):
+    """From where one looks at a task: who is known to be dead, and the commands that find its database."""
+
+    judge: Judge = _NOBODY_DEAD
+    commands: Commands = _MEANT
+
+
+def because(
+    tx: Transaction,
+    task: Task,
+    *,
+    ids: Collection[str] = (),
+    judge: Judge = _NOBODY_DEAD,
+    commands: Commands = _MEANT,
+) -> str:
     """Why a task has not ended, as a clause to follow "because"; for an ended one how it ended.
 
-    `ids` are those shown beside it, so that short forms stay unique.
+    `ids` are those shown beside it, so that short forms stay unique. `commands` are those it names.
     """
-    said = _because(tx, task, ids, judge)
-    return "; ".join(filter(None, (said, "" if task.status.is_terminal else awaits_proof(tx, task, judge=judge))))
+    said = _because(tx, task, ids, _View(judge, commands))
+    if task.status.is_terminal:
+        return said
+    late = too_late(tx, task, judge=judge, commands=commands)
+    return "; ".join(filter(None, (late, said, awaits_proof(tx, task, judge=judge))))
+
+
+def too_late(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD, commands: Commands = _MEANT) -> str:
+    """That the deadline of an open task has passed, and what comes of it; "" otherwise."""
+    if task.status.is_terminal or task.deadline_at is None or task.deadline_at > tx.now:
+        return ""
+    passed = f"its deadline passed {phrases.duration(tx.now - task.deadline_at)} ago: it ends as timed out"
+    answers_too_late = ", whatever is answered" if open_questions(tx, task) else ""
+    lives = any(not _is_out(tx, one, judge) for one in instances.alive(tx))
+    nobody = "" if lives else f", once a worker looks: start one with {commands.worker}"
+    return f"{passed}{answers_too_late}{nobody}"
 
 
 def awaits_proof(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) -> str:
@@ -43,20 +74,20 @@ def awaits_proof(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) ->
     return "; ".join(f"{_ACTS} {_called(tx, holder)} is proven dead" for _, holder in _unproven(tx, task, judge))
 
 
-def _because(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) -> str:
+def _because(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> str:
     match task.status:
         case TaskStatus.PENDING:
-            return _pending(tx, task, ids, judge)
+            return _pending(tx, task, ids, view)
         case TaskStatus.RUNNING:
-            return _running(tx, task, judge)
+            return _running(tx, task, view)
         case TaskStatus.WAITING:
-            return "; ".join(_waiting(tx, task, wait, ids, judge) for wait in task.waiting_for)
+            return "; ".join(_waiting(tx, task, wait, ids, view) for wait in task.waiting_for)
         case TaskStatus.IDLE | TaskStatus.SWAPPED:
             return "its session is paused"
         case TaskStatus.INTERRUPTED:
             return _interrupted(tx, task)
         case _:
-            return _ended(tx, task)
+            return _ended(tx, task, view.commands)
 
 
 def explain(
@@ -64,31 +95,36 @@ def explain(
     task_id: str,
     *,
     recovery_limit: int = Settings().recovery_limit,
-    flags: str = "",
+    commands: Commands = _MEANT,
     judge: Judge = _NOBODY_DEAD,
 ) -> str:
     """Everything that speaks for where a task stands: cause, evidence, rule, what was tried, what moves it on.
 
-    `flags` are added to the commands it names. Raises NotFound.
+    `commands` are those it names. Raises NotFound.
     """
-    page = [*_headline(tx, tasks.get(tx, task_id), judge)]
-    found = sections(tx, task_id, recovery_limit=recovery_limit, flags=flags, judge=judge)
+    page = [*_headline(tx, tasks.get(tx, task_id), _View(judge, commands))]
+    found = sections(tx, task_id, recovery_limit=recovery_limit, commands=commands, judge=judge)
     for title, lines in found.items():
         page += [title, *(f"  {line}" for line in lines)] if lines else []
     return "\n".join(page)
 
 
 def sections(
-    tx: Transaction, task_id: str, *, recovery_limit: int, flags: str = "", judge: Judge = _NOBODY_DEAD
+    tx: Transaction,
+    task_id: str,
+    *,
+    recovery_limit: int,
+    commands: Commands = _MEANT,
+    judge: Judge = _NOBODY_DEAD,
 ) -> dict[str, list[str]]:
     """The lines of each section of that page, by its title."""
     task = tasks.get(tx, task_id)
     found = {
-        "evidence": _evidence(tx, task, judge),
+        "evidence": _evidence(tx, task, _View(judge, commands)),
         "answers": answers(tx, task),
         "rule": _rules(tx, task, recovery_limit),
         "tried": _tried(tx, task),
-        "what moves it on": moves(tx, task, flags=flags, judge=judge),
+        "what moves it on": moves(tx, task, commands=commands, judge=judge),
     }
     return {title: _as_far_as_readable(lines) for title, lines in found.items()}
 
@@ -99,15 +135,16 @@ def stays(status: TaskStatus) -> str:
     return f"a {word} task stays {word}: start it anew, with another key or without one"
 
 
-def needs_worker(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) -> str:
+def needs_worker(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD, commands: Commands = _MEANT) -> str:
     """Why a task that could go on does not: nobody lives who would. "" where somebody does, or it waits."""
+    view = _View(judge, commands)
     match task.status:
         case TaskStatus.PENDING:
-            return _no_worker(tx, task, judge)
+            return _no_worker(tx, task, view)
         case TaskStatus.RUNNING | TaskStatus.WAITING if task.execution_id is not None:
-            return _no_worker(tx, task, judge) if _lost(tx, task, judge) else ""
+            return _no_worker(tx, task, view) if _lost(tx, task, view) else ""
         case TaskStatus.INTERRUPTED if not open_questions(tx, task):
-            return _no_worker(tx, task, judge)
+            return _no_worker(tx, task, view)
         case _:
             return ""
 
@@ -120,59 +157,10 @@ def standing(task: Task, reason: str) -> str:
     return f"{task.agent} {task.id} is {status} because {reason}"
 
 
-def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:
-    """The open questions that are all a task and everything below it wait for; none while a machine can go on.
-
-    Raises NotFound.
-    """
-    found: dict[str, Question] = {}
-    todo, seen = [task_id], 0
-    while todo and seen < most:
-        seen += 1
-        task = tasks.get(tx, todo.pop())
-        if task.status.is_terminal and task.id != task_id:
-            continue
-        asked = _asked(tx, task)
-        if asked is None:
-            return ()
-        own, below = asked
-        found.update((one.id, one) for one in own)
-        todo += below
-    return () if todo else tuple(found.values())
-
-
-def open_questions(tx: Transaction, task: Task) -> list[Question]:
-    """A task's open questions, oldest first."""
-    return [one for one in reversed(questions.of_task(tx, task.id)) if one.status is QuestionStatus.OPEN]
-
-
-def answers(tx: Transaction, task: Task) -> Iterator[str]:
-    """What became of a task's questions, oldest first: what was said, by whom, when and why."""
-    for question in reversed(questions.of_task(tx, task.id)):
-        if question.status is not QuestionStatus.OPEN:
-            yield f"{question.id} {phrases.one_line(question.text)} {said(tx, question)}"
-
-
-def said(tx: Transaction, question: Question) -> str:
-    """What became of a question that is no longer open: what was said, by whom, when and why."""
-    answer = questions.answer_of(tx, question)
-    match question.status, question.kind:
-        case QuestionStatus.ANSWERED, QuestionKind.STEP_IN_DOUBT if isinstance(answer, dict):
-            what = _VERDICTS.get(str(answer.get("verdict")), "answered")
-            what += ", to run without proof that its old worker is dead" if question.anyway else ""
-        case QuestionStatus.ANSWERED, _:
-            what = f"answered {phrases.shown(answer)}"
-        case _:
-            what = str(question.status)
-    by = f", by {question.answered_by}" if question.answered_by else ""
-    at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
-    return f"{what}{by}{at}" + (f": {phrases.one_line(question.reason)}" if question.reason else "")
-
-
 # -- one clause a status --------------------------------------------------------------------
 
 
-def _pending(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) -> str:
+def _pending(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> str:
     if task.available_at > tx.now:
         at = f"in {phrases.duration(task.available_at - tx.now)}, at {phrases.moment(task.available_at, tx.now)}"
         last = _last_attempt(tx, task)
@@ -183,7 +171,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) ->
     asked = open_questions(tx, task)
     if asked:
         return _are_open(asked)
-    nobody = _no_worker(tx, task, judge)
+    nobody = _no_worker(tx, task, view)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
     if any(not child.status.is_terminal for child in below):
@@ -191,35 +179,35 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], judge: Judge) ->
     return nobody or "it is due: a worker that has its agent takes it as soon as a permit is free"
 
 
-def _no_worker(tx: Transaction, task: Task, judge: Judge) -> str:
+def _no_worker(tx: Transaction, task: Task, view: _View) -> str:
     """That no live worker can run this task; "" when one can."""
     what = f"no live worker has agent {task.agent}" + (f" in version {task.version}" if task.version else "")
-    if any(not _is_out(tx, one, judge) for one in instances.alive_with_agent(tx, task.agent, task.version)):
+    if any(not _is_out(tx, one, view.judge) for one in instances.alive_with_agent(tx, task.agent, task.version)):
         return ""
     known = instances.last_with_agent(tx, task.agent, task.version)
     if known is None:
-        return f"{what} (none ever had): {_START}"
+        return f"{what} (none ever had): start one with {view.commands.worker}"
     host, beat_at = known
-    return f"{what} (last seen {phrases.moment(beat_at, tx.now)} on host {host}): {_START}"
+    return f"{what} (last seen {phrases.moment(beat_at, tx.now)} on host {host}): start one with {view.commands.worker}"
 
 
-def _running(tx: Transaction, task: Task, judge: Judge) -> str:
+def _running(tx: Transaction, task: Task, view: _View) -> str:
     last = _last_attempt(tx, task)
     since = "" if last is None else f" since {phrases.moment(last.started_at, tx.now)}"
     number = f" (attempt {task.attempt})" if task.attempt > 1 else ""
     owner = _instance(tx, task.instance_id)
     if owner is None:
         return f"worker {task.instance_id} runs it{since}{number}"
-    return _lost(tx, task, judge) or f"host {owner.host}, pid {owner.pid} runs it{since}{number}"
+    return _lost(tx, task, view) or f"host {owner.host}, pid {owner.pid} runs it{since}{number}"
 
 
-def _lost(tx: Transaction, task: Task, judge: Judge) -> str:
+def _lost(tx: Transaction, task: Task, view: _View) -> str:
     """That the worker which holds a task is silent or dead, and who takes it over; "" otherwise."""
     owner = _instance(tx, task.instance_id) if task.execution_id is not None else None
-    if owner is None or not _is_out(tx, owner, judge):
+    if owner is None or not _is_out(tx, owner, view.judge):
         return ""
-    how = _health(tx, owner, judge)
-    next_one = _no_worker(tx, task, judge) or "the next worker takes it over"
+    how = _health(tx, owner, view.judge)
+    next_one = _no_worker(tx, task, view) or "the next worker takes it over"
     return f"its worker (host {owner.host}, pid {owner.pid}) {how}: {next_one}"
 
 
@@ -236,14 +224,14 @@ def _instance(tx: Transaction, instance_id: str | None) -> Instance | None:
         return None
 
 
-def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judge: Judge) -> str:
+def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], view: _View) -> str:
     match wait.kind:
         case WaitKind.CHILDREN:
-            return _children(tx, task, wait, ids, judge)
+            return _children(tx, task, wait, ids, view)
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _are_open(still) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, judge)}"
+            return _are_open(still) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, view)}"
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -258,17 +246,17 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judg
             return f"it sleeps until {phrases.moment(wait.until_ms, tx.now)} (in {left})"
 
 
-def _goes_on(tx: Transaction, task: Task, judge: Judge) -> str:
+def _goes_on(tx: Transaction, task: Task, view: _View) -> str:
     """Who goes on with a task for which has happened what it waited for, or why nobody does."""
     if task.execution_id is not None:
-        return _lost(tx, task, judge) or "its worker goes on with it"
-    return _no_worker(tx, task, judge) or "a worker takes it up next"
+        return _lost(tx, task, view) or "its worker goes on with it"
+    return _no_worker(tx, task, view) or "a worker takes it up next"
 
 
-def _children(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], judge: Judge) -> str:
+def _children(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], view: _View) -> str:
     found = [tasks.get(tx, key) for key in wait.keys]
     if all(child.status.is_terminal for child in found):
-        return f"its children are done: {_goes_on(tx, task, judge)}"
+        return f"its children are done: {_goes_on(tx, task, view)}"
     return _not_done(found, ids)
 
 
@@ -290,20 +278,20 @@ def _interrupted(tx: Transaction, task: Task) -> str:
     return f"its attempt ended without an outcome{why}; the next worker decides whether it goes on"
 
 
-def _ended(tx: Transaction, task: Task) -> str:
+def _ended(tx: Transaction, task: Task, commands: Commands) -> str:
     assert task.finished_at is not None, task.id
-    ended = f"{task.status.replace('_', ' ')} {phrases.duration(tx.now - task.finished_at)} ago"
+    error = None if task.status is TaskStatus.COMPLETED else tasks.read_error(tx, task.error)
+    by = f" by {phrases.one_line(ended_by(error))}" if ended_by(error) else ""
+    ended = f"{task.status.replace('_', ' ')}{by} {phrases.duration(tx.now - task.finished_at)} ago"
     if task.status is not TaskStatus.COMPLETED:
-        ended += f": {phrases.failure(tasks.read_error(tx, task.error))}"
-    return "; ".join(filter(None, (ended, left_in_doubt(tx, task))))
+        ended += f": {phrases.failure(error)}"
+    return "; ".join(filter(None, (ended, left_in_doubt(tx, task, commands=commands))))
 
 
-def left_in_doubt(tx: Transaction, task: Task, *, flags: str = "") -> str:
-    """How many calls a task that has ended left in doubt, and the command that settles the first; "" for none."""
+def left_in_doubt(tx: Transaction, task: Task, *, commands: Commands = _MEANT) -> str:
+    """How many calls a task that has ended left in doubt, and the command that tells more; "" for none."""
     left = effects.left_in_doubt(tx, task)
-    if not left:
-        return ""
-    return f"{phrases.count(len(left), 'call')} in doubt: perdure settle {task.id} {left[0][0]}{flags}"
+    return f"{phrases.count(len(left), 'call')} in doubt: {commands.line(f'why {task.id}')}" if left else ""
 
 
 def _are_open(asked: Sequence[Question]) -> str:
@@ -335,18 +323,21 @@ def _as_far_as_readable(lines: Iterator[str]) -> list[str]:
     return found
 
 
-def _headline(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
-    yield standing(task, because(tx, task, judge=judge))
+def _headline(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
+    yield standing(task, because(tx, task, judge=view.judge, commands=view.commands))
     begun = phrases.duration(tx.now - task.created_at)
     parent = "" if task.parent_task_id is None else f", child of {task.parent_task_id}"
     deadline = "" if task.deadline_at is None else f", deadline {phrases.moment(task.deadline_at, tx.now)}"
     yield f"admitted {begun} ago in session {task.session_id}{parent}{deadline}"
 
 
-def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
+def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
     for question in open_questions(tx, task):
         yield from _of_question(tx, question)
+    settled_by = settled(tx, task.id) if task.status.is_terminal else {}
     first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
+    if first >= 0:
+        yield f"{phrases.count(first + 1, 'earlier record')}: {view.commands.line(f'show {task.id}')}"
     for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
         if step.is_note:
             continue
@@ -355,11 +346,20 @@ def _evidence(tx: Transaction, task: Task, judge: Judge) -> Iterator[str]:
         began = f"{what} began {when} in attempt {step.attempt}"
         error = phrases.error_of(step)
         how = "" if error is None else f": {phrases.failure(error)}"
-        yield f"step {step.step_index}, {step.risk}: {began}: {phrases.outcome(step)}{how}"
+        how += f", {settled_by[step.key]}" if step.key in settled_by else ""
+        became = of_child(tx, step) or phrases.outcome(step)
+        yield f"step {step.step_index}, {step.risk}: {began}: {became}{how}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:
             held_by = _instance(tx, owner.instance_id)
-            health = "is not on record" if held_by is None else _health(tx, held_by, judge)
+            health = "is not on record" if held_by is None else _health(tx, held_by, view.judge)
             yield f"  held by {_called(tx, owner.instance_id)}, which {health}"
+
+
+def of_child(tx: Transaction, step: Step) -> str:
+    """How the child stands that a record began and whose outcome its parent has not taken yet; "" otherwise."""
+    if step.child_task_id is None or step.outcome is not None:
+        return ""
+    return f"child {tasks.get(tx, step.child_task_id).status.replace('_', ' ')}"
 
 
 def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
@@ -381,8 +381,8 @@ def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name) and str(said[name]) not in question.text:
             yield f"  {name}: {phrases.one_line(str(said[name]))}"
-    if isinstance(said, dict) and said.get("wants", "any") != "any":
-        yield f"  wants {told(str(said['wants']))}"
+    if wants := wanted(said):
+        yield f"  {wants}"
 
 
 def _rules(tx: Transaction, task: Task, recovery_limit: int) -> Iterator[str]:
@@ -412,47 +412,42 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
         yield f"attempt {one.number} from {begun}, {ended}, {_called(tx, one.instance_id)}{why}"
 
 
-def moves(tx: Transaction, task: Task, *, flags: str = "", judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
-    """The commands that move a task on, each with what it does."""
-    if task.status.is_terminal:
-        for index, name, _ in effects.left_in_doubt(tx, task):
-            choice = "--happened | --not-happened | --give-up"
-            yield f"perdure settle {task.id} {index} {choice}{flags}  say what became of {name}"
-        if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
-            yield stays(task.status)
+def moves(tx: Transaction, task: Task, *, commands: Commands = _MEANT, judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
+    """The commands that move a task on, each with what it does; of one that has ended, those that settle its calls."""
+    if not task.status.is_terminal:
+        yield from aligned(list(_moves(tx, task, _View(judge, commands))))
         return
-    ways: list[tuple[str, str]] = []
-    for question in open_questions(tx, task):
+    left = effects.left_in_doubt(tx, task)
+    yield from aligned([way for index, name, _ in left for way in commands.settle(task.id, index, name)])
+    if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
+        yield stays(task.status)
+
+
+def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
+    commands = view.commands
+    is_late = bool(too_late(tx, task, judge=view.judge))
+    asked = [] if is_late else open_questions(tx, task)
+    for question in asked:
         result = result_flag(questions.evidence(tx, question))
-        ways += phrases.ways_to_answer(question.id, question.kind, flags=flags, result=result)
-    if task.status is TaskStatus.INTERRUPTED and not ways:
-        ways.append((f"perdure resume {task.id}{flags}", "decide now, without waiting for a worker"))
+        yield from commands.answer(question.id, question.kind, result=result)
+    if task.status is TaskStatus.INTERRUPTED and not asked and not is_late:
+        yield commands.line(f"resume {task.id}"), "decide now, without waiting for a worker"
     for child in task_lists.children(tx, task.id):
         if child.mode is Mode.FOREGROUND and not child.status.is_terminal:
-            ways.append((f"perdure why {child.id}{flags}", "what this child waits for"))
+            yield commands.line(f"why {child.id}"), "what this child waits for"
     if task.status is TaskStatus.WAITING:
         for wait in task.waiting_for:
             if wait.kind is WaitKind.TIMER and any(key.startswith(tasks.DEAD) for key in wait.keys):
-                ways += _run_anyway(tx, task, wait, flags)
-    ways += [_anyway(question, flags) for question, _ in _unproven(tx, task, judge)]
-    if needs_worker(tx, task, judge=judge):
-        ways.append((f"perdure worker MODULE:APP{flags}", f"a worker that has agent {task.agent} goes on with it"))
+                held = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, wait.step_key)
+                yield from [] if held is None else [commands.anyway(held.id)]
+    yield from (commands.anyway(question.id) for question, _ in _unproven(tx, task, view.judge))
+    if is_late:
+        yield commands.worker, "a worker ends it as timed out"
+    elif needs_worker(tx, task, judge=view.judge):
+        yield commands.worker, f"a worker that has agent {task.agent} goes on with it"
         if task.parent_task_id is None:
-            ways.append((f"perdure run …{flags}", "the line that began it, once more: so does that"))
-    ways.append((f"perdure cancel {task.id}{flags}", "end it and everything below it"))
-    width = max(len(command) for command, _ in ways)
-    yield from (f"{command:<{width}}  {meaning}" for command, meaning in ways)
-
-
-def _run_anyway(tx: Transaction, task: Task, wait: Wait, flags: str) -> list[tuple[str, str]]:
-    asked = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, wait.step_key)
-    if asked is None:
-        return []
-    return [_anyway(asked, flags)]
-
-
-def _anyway(asked: Question, flags: str) -> tuple[str, str]:
-    return f"perdure answer {asked.id} --not-happened --anyway{flags}", "run it without that proof"
+            yield commands.line("run …"), "the line that began it, once more: so does that"
+    yield commands.line(f"cancel {task.id}"), "end it and everything below it"
 
 
 def _unproven(tx: Transaction, task: Task, judge: Judge) -> list[tuple[Question, str]]:
@@ -464,25 +459,3 @@ def _unproven(tx: Transaction, task: Task, judge: Judge) -> list[tuple[Question,
 def _last_attempt(tx: Transaction, task: Task) -> Attempt | None:
     found = task_lists.attempts(tx, task.id)
     return found[-1] if found else None
-
-
-# -- whether only people are waited for -----------------------------------------------------
-
-
-def _asked(tx: Transaction, task: Task) -> tuple[list[Question], list[str]] | None:
-    """The open questions of a task and the children it waits for; None when it can go on without a person."""
-    if task.status is TaskStatus.INTERRUPTED:
-        own = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
-        return (own, []) if own else None
-    if task.status is not TaskStatus.WAITING:
-        return None
-    asked: list[Question] = []
-    below: list[str] = []
-    for wait in task.waiting_for:
-        if wait.kind not in (WaitKind.CHILDREN, WaitKind.QUESTION) or tasks.has_happened(tx, task.id, wait):
-            return None
-        if wait.kind is WaitKind.CHILDREN:
-            below += wait.keys
-        else:
-            asked += [questions.get(tx, key) for key in wait.keys]
-    return asked, below

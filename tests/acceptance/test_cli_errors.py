@@ -124,10 +124,20 @@ def test_an_error_in_the_users_module_names_its_place(desk: Desk) -> None:
     assert f"{desk.folder / 'broken.py'}:3" in said.err
 
 
+def test_a_refused_decorator_is_found_in_the_users_module_and_not_in_perdure(desk: Desk) -> None:
+    (desk.folder / "broken.py").write_text("import perdure\n\n@perdure.tool(risk='hihg')\nasync def f(): ...\n")
+
+    for words in (["run", "broken:agent"], ["ps", "--app", "broken:app"], ["worker", "broken:app"]):
+        said = desk.run(*words)
+        assert said.code == 2
+        assert said.err.endswith(f"({desk.folder / 'broken.py'}:3)\n")
+
+
 def test_what_is_no_agent_is_named_for_what_it_is(desk: Desk) -> None:
     assert "is a tool, not an agent" in desk.run("run", f"{desk.module}:search").err
     assert "is of type module, not an agent" in desk.run("run", f"{desk.module}:os").err
     assert f"name one: {desk.module}:careful, " in desk.run("run", f"{desk.module}:app").err
+    assert "writer is an agent, not a perdure.App" in desk.run("worker", f"{desk.module}:writer").err
     assert "not a perdure.App" in desk.run("ps", "--app", f"{desk.module}:search").err
 
 
@@ -143,7 +153,7 @@ def test_the_app_may_name_the_database(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert len(desk.run("questions", "--json").json["questions"]) == 1
     monkeypatch.delenv("PERDURE_APP")
     asked = desk.run("run", f"{desk.module}x:support", "o-7")
-    assert "perdure answer Q1 --db own.db VALUE" in asked.err
+    assert "perdure answer Q1 VALUE --db own.db\n" in asked.err
     assert desk.run("answer", "Q1", "--db", "own.db", "yes").code == 0
 
 

@@ -18,6 +18,8 @@ from perdure import Client
 from perdure.states import TaskStatus
 from tests.command_line import SOURCE, Desk, Said, finish, hear
 
+VERDICTS = ("--happened --result JSON", "--not-happened", "--give-up")
+
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
@@ -192,13 +194,14 @@ def test_a_child_that_nobody_can_run_ends_the_run_with_what_to_do(desk: Desk, mo
 def test_a_run_that_only_a_person_can_move_ends_with_the_command_that_does(desk: Desk) -> None:
     asks = desk.run("run", "support", "o-7")
     assert (asks.code, asks.out) == (1, "")
-    assert "waits for support: Is the customer of o-7 entitled?  perdure answer Q1 VALUE\n" in asks.err
+    question = "waits for support: Is the customer of o-7 entitled?  (wants yes or no)"
+    assert f"{question}\n  perdure answer Q1 VALUE\n" in asks.err
 
     assert desk.run("answer", "Q1", "yes", "--by", "bob").code == 0
     approves = desk.run("run", "support", "o-7")
     assert approves.code == 1
-    line = 'may refund(order="o-7", amount=250) run?  perdure approve Q2 | perdure deny Q2 --because "…"'
-    assert line in approves.err
+    lines = 'may refund(order="o-7", amount=250) run?\n  perdure approve Q2\n  perdure deny Q2 --because "…"\n'
+    assert lines in approves.err
 
     assert desk.run("approve", "Q2", "--by", "ana").code == 0
     assert desk.run("run", "support", "o-7").out == "r-1\n"
@@ -250,13 +253,15 @@ def test_a_killed_run_goes_on_with_the_same_line_and_asks_about_the_call_in_doub
     again = desk.run("run", "writer", "hello")
 
     assert again.code == 1
-    resumed, waits = again.err.splitlines()[1:3]
+    resumed, *waits = again.err.splitlines()[1:6]
     assert resumed.startswith("resumed writer …")
     assert "at step 4: 1 model call, 1 tool call from the record (940 tokens not bought again)" in resumed
-    assert (
-        'did send_email(to="team@example.org", body="hello") happen?  perdure answer Q1 --happened [--result JSON] |'
-        in waits
-    )
+    assert waits == [
+        'waits for you: did send_email(to="team@example.org", body="hello") happen?',
+        "  perdure answer Q1 --happened --result JSON",
+        "  perdure answer Q1 --not-happened",
+        "  perdure answer Q1 --give-up",
+    ]
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert desk.run("run", "writer", "hello").out == "HELLO\n"
     assert desk.effects == ["search hello", "send team@example.org"]
@@ -269,12 +274,12 @@ def test_a_killed_run_is_seen_to_be_dead_at_once(desk: Desk) -> None:
     assert " is dead: no live worker has agent writer (last seen " in task["because"]
     why, resumed, doctor = (desk.run(*words) for words in (["why", task["id"]], ["resume", task["id"]], ["doctor"]))
     assert "which is dead" in why.out
-    assert "perdure worker MODULE:APP" in why.out
+    assert "  perdure worker  " in why.out
     assert resumed.code == 1
-    assert "what moves it on\n  perdure worker MODULE:APP" in resumed.out
+    assert "what moves it on\n  perdure worker  " in resumed.out
     assert doctor.code == 1
     assert "0 live, 1 dead" in doctor.out
-    assert "start a worker" in doctor.out
+    assert "start a worker with perdure worker, or " in doctor.out
     assert "in doubt" in desk.run("effects").out
     assert "in doubt" in desk.run("effects", "--in-doubt").out
 
@@ -329,10 +334,10 @@ def test_a_program_with_app_run_says_the_same(desk: Desk) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    heard = hear(process.stderr, "waits for you")
+    heard = hear(process.stderr, "--give-up")
 
     assert heard[0].startswith("resumed writer …")
-    assert "perdure answer Q1 --happened [--result JSON] | --not-happened | --give-up" in heard[-1]
+    assert heard[-3:] == [f"  perdure answer Q1 {verdict}" for verdict in VERDICTS]
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert finish(process) == Said(0, "HELLO\n", "")
 

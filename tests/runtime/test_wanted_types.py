@@ -122,7 +122,7 @@ async def test_what_was_sent_and_does_not_fit_is_an_error_that_holds_it_and_the_
     assert await task.result() == 7
     live, replayed = told[:2], told[2:]
     assert live == replayed
-    assert live[0] == ("what was sent under 'pages' must be an int, not True: give a number", "pages", True)
+    assert live[0] == ("what was sent under 'pages' must be an int, not true: give a number", "pages", True)
     assert live[1][2] == {"pages": 7}
     received = [one.outcome for one in house.steps(task) if one.event_kind == "receive"]
     assert received == ["failed", "failed", "completed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from perdure.commands import Commands
 from perdure.news import News
 
 TASK = "01J0000000000000000000"
@@ -16,6 +17,10 @@ def facts(number: int, **more: Any) -> dict[str, Any]:
 
 def resumed(number: int, *, step: int = 6, models: int = 0, tools: int = 0, tokens: int = 0) -> dict[str, Any]:
     return facts(number, step=step, model_calls=models, tool_calls=tools, tokens=tokens)
+
+
+def recovered(number: int, **more: Any) -> dict[str, Any]:
+    return facts(number, **{"verdict": "auto_resume", "steps": 3, "question": "", "text": "", **more})
 
 
 def question(number: int, task: int, *, kind: str = "step_in_doubt", text: str = "did it happen?") -> dict[str, Any]:
@@ -43,8 +48,9 @@ def test_a_task_whose_records_saved_no_call_is_told_all_the_same() -> None:
 
 
 def test_several_recovered_tasks_are_one_line() -> None:
-    news = News(flags=" --db a.db")
+    news = News(commands=Commands(" --db a.db"))
     for number in (1, 2, 3):
+        news.hear("recovered", recovered(number))
         news.hear("took_over", facts(number))
     news.hear("resumed", resumed(1, step=7, models=1, tokens=10))
     news.hear("resumed", resumed(2, step=4, tools=2))
@@ -53,12 +59,23 @@ def test_several_recovered_tasks_are_one_line() -> None:
 
     lines = news.lines()
 
-    answer = "perdure answer Q19 --db a.db --happened [--result JSON] | --not-happened | --give-up"
     assert lines == [
         "recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did it happen?",
         "  1 model call, 2 tool calls from the record (10 tokens not bought again)",
-        f"  waits for you: did it happen?  {answer}",
+        "  waits for you: did it happen?",
+        "    perdure answer Q19 --happened [--result JSON] --db a.db",
+        "    perdure answer Q19 --not-happened --db a.db",
+        "    perdure answer Q19 --give-up --db a.db",
     ]
+
+
+def test_tasks_that_go_on_after_an_answer_were_not_recovered() -> None:
+    news = News()
+    for number in (1, 2):
+        news.hear("took_over", facts(number))
+        news.hear("resumed", resumed(number))
+
+    assert news.lines() == ["took up 2 tasks: 2 resumed at step 6 and 6"]
 
 
 def test_a_question_of_a_task_that_was_begun_here_is_told_alone() -> None:
@@ -67,7 +84,11 @@ def test_a_question_of_a_task_that_was_begun_here_is_told_alone() -> None:
 
     news.hear("question", {**question(3, 1, kind="call", text="may it run?"), "to": "finance"})
 
-    assert news.lines() == ['waits for finance: may it run?  perdure approve Q3 | perdure deny Q3 --because "…"']
+    assert news.lines() == [
+        "waits for finance: may it run?",
+        "  perdure approve Q3",
+        '  perdure deny Q3 --because "…"',
+    ]
 
 
 def test_later_attempts_of_this_process_are_no_news() -> None:
@@ -89,7 +110,7 @@ def test_a_question_is_told_once() -> None:
     news.hear("question", question(3, 1))
     news.tell()
 
-    assert len(told) == 1
+    assert [line for line in told if line.startswith("waits for ")] == ["waits for you: did it happen?"]
 
 
 def test_of_a_task_that_has_ended_nothing_is_kept() -> None:
@@ -114,14 +135,14 @@ def test_a_task_that_waits_for_a_yes_to_go_on_counts_as_recovered() -> None:
     news.hear("took_over", facts(1))
     news.hear("resumed", resumed(1, step=2))
 
-    news.hear("recovered", facts(2, verdict="park", steps=3, question="Q5", text="again?"))
+    news.hear("recovered", recovered(2, verdict="park", question="Q5", text="again?"))
 
     assert news.lines()[0] == "recovered 2 tasks: 1 resumed at step 2, 1 waits for you: again?"
-    assert "perdure approve Q5" in news.lines()[1]
+    assert "perdure approve Q5" in news.lines()[2]
 
 
 def test_the_news_of_other_tasks_is_a_count() -> None:
-    news = News(flags=" --db a.db")
+    news = News(commands=Commands(" --db a.db"))
     news.hear("took_over", facts(1, root="other"))
     news.hear("resumed", resumed(1, tools=2) | {"root": "other"})
     news.hear("question", question(3, 1))
@@ -131,7 +152,8 @@ def test_the_news_of_other_tasks_is_a_count() -> None:
     news.about("mine")
 
     assert news.lines() == [
-        "waits for you: which?  perdure answer Q4 --db a.db VALUE",
+        "waits for you: which?",
+        "  perdure answer Q4 VALUE --db a.db",
         "other tasks of this app: 1 taken up, 1 question (perdure questions --db a.db)",
     ]
 
@@ -146,7 +168,7 @@ def test_a_worker_counts_what_it_took_over() -> None:
     lines = news.lines()
 
     assert lines[0] == "took over 500: 493 running, 7 questions"
-    assert len(lines) == 8
+    assert len([line for line in lines if line.startswith("waits for you: ")]) == 7
 
 
 def test_a_worker_that_took_over_nothing_says_nothing() -> None:
@@ -155,6 +177,18 @@ def test_a_worker_that_took_over_nothing_says_nothing() -> None:
     news.hear("started", facts(1))
 
     assert news.lines() == []
+
+
+def test_a_worker_that_only_waits_for_a_person_took_nothing_over() -> None:
+    news = News(counts_only=True)
+    news.hear("took_over", facts(1))
+    news.hear("question", question(3, 1, kind="ask", text="which?"))
+    news.hear("recovered", recovered(2, verdict="park", question="Q5", text="again?"))
+
+    assert [line for line in news.lines() if not line.startswith("  ")] == [
+        "waits for you: which?",
+        "waits for you: again?",
+    ]
 
 
 def test_a_worker_tells_how_each_task_failed_and_on_a_terminal_which_completed() -> None:
@@ -197,7 +231,7 @@ async def test_what_comes_together_is_told_together_and_the_rest_at_the_end() ->
     running.cancel()
     await asyncio.wait({running})
 
-    assert told == ["recovered 2 tasks: 2 resumed at step 6 and 6"]
+    assert told == ["took up 2 tasks: 2 resumed at step 6 and 6"]
 
 
 def test_a_run_that_is_cut_off_before_it_has_a_task_says_nothing_of_one() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure import phrases, why
+from perdure import people, phrases, why
 from perdure.clock import FakeClock, SeededIds
+from perdure.commands import Commands
 from perdure.errors import Error, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
@@ -34,7 +35,7 @@ def explain(world: World, task_id: str, **more: Any) -> str:
 
 
 def asked(world: World, task_id: str) -> tuple[Question, ...]:
-    return world.store.read(why.people_asked, task_id)
+    return world.store.read(people.people_asked, task_id)
 
 
 def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_it(world: World) -> None:
@@ -43,12 +44,15 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
     pay, ship = (world.begin(claim, key, name=key, risk="high").step_index for key in ("pay", "ship"))
     world.fail(claim)
 
-    page = explain(world, claim.task.id, flags=" --db x.db")
+    page = explain(world, claim.task.id, commands=Commands(" --db x.db"))
 
-    settle = f"perdure settle {claim.task.id}"
-    assert f"{settle} {pay} --happened | --not-happened | --give-up --db x.db  say what became of pay" in page
-    assert f"{settle} {ship} --happened | --not-happened | --give-up --db x.db  say what became of ship" in page
-    assert page.count(settle) == 3  # The first line names the first of them too.
+    ways = page[page.index("what moves it on\n") :].splitlines()[1:7]
+    assert [way.split("  ")[1] for way in ways] == [
+        f"perdure settle {claim.task.id} {index} {verdict} --db x.db"
+        for index in (pay, ship)
+        for verdict in ("--happened [--result JSON]", "--not-happened", "--give-up")
+    ]
+    assert [way.split("  ")[-1].split(": ")[0].strip() for way in ways] == ["pay"] * 3 + ["ship"] * 3
 
 
 # -- one clause -----------------------------------------------------------------------------
@@ -57,7 +61,10 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
 def test_an_agent_that_no_worker_ever_had_is_said(world: World) -> None:
     task = world.admit(agent="nightly")
 
-    assert because(world, task.id) == "no live worker has agent nightly (none ever had): start one with perdure worker"
+    assert (
+        because(world, task.id)
+        == "no live worker has agent nightly (none ever had): start one with perdure worker MODULE:APP"
+    )
 
 
 def test_a_worker_that_had_the_agent_is_named_with_when_it_was_seen(world: World) -> None:
@@ -68,7 +75,7 @@ def test_a_worker_that_had_the_agent_is_named_with_when_it_was_seen(world: World
     world.clock.advance(60_000)
 
     assert because(world, task.id).startswith("no live worker has agent nightly (last seen ")
-    assert because(world, task.id).endswith(" on host host): start one with perdure worker")
+    assert because(world, task.id).endswith(" on host host): start one with perdure worker MODULE:APP")
 
 
 def test_a_worker_of_another_version_is_no_worker_for_a_pinned_task(world: World) -> None:
@@ -77,7 +84,7 @@ def test_a_worker_of_another_version_is_no_worker_for_a_pinned_task(world: World
 
     assert because(world, task.id).startswith("it is due")
     assert because(world, pinned.id) == (
-        "no live worker has agent lead in version 10 (none ever had): start one with perdure worker"
+        "no live worker has agent lead in version 10 (none ever had): start one with perdure worker MODULE:APP"
     )
     assert "perdure worker MODULE:APP" in explain(world, pinned.id)
     world.new_worker(("lead", "10"))
@@ -116,7 +123,7 @@ def test_a_silent_owner_is_said_to_be_silent(world: World) -> None:
     assert because(world, claim.task.id) == (
         "its worker (host host, pid 1) has been silent for 41 min: "
         f"no live worker has agent writer (last seen {phrases.moment(seen_at, world.clock.now_ms())} on host host): "
-        "start one with perdure worker"
+        "start one with perdure worker MODULE:APP"
     )
 
 
@@ -269,10 +276,10 @@ def test_run_it_says_whose_death_it_waits_for_though_nobody_works(world: World, 
 @pytest.mark.parametrize("verb", ["cancel", "time_out"])
 def test_an_ended_task_says_how_many_calls_it_left_in_doubt(world: World, verb: str) -> None:
     claim = world.start()
-    index = world.begin(claim, "pay", risk="high").step_index
+    world.begin(claim, "pay", risk="high")
     world.end(claim.task.id, verb)
 
-    assert because(world, claim.task.id).endswith(f"; 1 call in doubt: perdure settle {claim.task.id} {index}")
+    assert because(world, claim.task.id).endswith(f"; 1 call in doubt: perdure why {claim.task.id}")
 
 
 def test_several_waits_are_all_told(world: World) -> None:
@@ -337,7 +344,7 @@ def test_the_page_shows_the_stored_decision_the_attempts_and_the_commands(world:
     world.interrupt(claim)
     world.recover(claim.task.id)
 
-    page = explain(world, claim.task.id, flags=" --db x.db")
+    page = explain(world, claim.task.id, commands=Commands(" --db x.db"))
 
     assert "pending_confirmation (rule resume_asks)" in page
     assert "attempt 1 from " in page
@@ -393,6 +400,30 @@ def test_a_damaged_trace_is_part_of_the_answer(world: World) -> None:
 
     assert "the rest cannot be read: " in page
     assert "what moves it on" in page
+
+
+def test_the_evidence_of_a_parent_tells_where_each_child_stands(world: World) -> None:
+    claim = world.start()
+    children = [world.spawn(claim, f"c{number}") for number in range(2)]
+    world.set_aside(claim, Wait(WaitKind.CHILDREN, tuple(child.id for child in children)))
+    world.complete(world.claim(children[0].id))
+
+    page = explain(world, claim.task.id)
+
+    begun = [line.rsplit(": ", 1)[-1] for line in page.splitlines() if line.startswith("  step ")]
+    assert begun == ["child completed", "child pending"]
+
+
+def test_evidence_that_leaves_out_the_oldest_records_says_so(world: World) -> None:
+    claim = world.start()
+    for number in range(7):
+        world.record(claim, f"s{number}", name="look")
+
+    page = explain(world, claim.task.id, commands=Commands(" --db x.db"))
+
+    first = page.splitlines().index("evidence") + 1
+    left_out = world.task(claim.task.id).step_count - 5
+    assert page.splitlines()[first] == f"  {left_out} earlier records: perdure show {claim.task.id} --db x.db"
 
 
 def test_an_unknown_task_is_not_found(world: World) -> None:

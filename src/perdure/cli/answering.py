@@ -15,13 +15,17 @@ import typer
 
 from perdure import codec, config, phrases
 from perdure.cli import opening, screen
+from perdure.cli.arguments import JSON_BEGINS
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
-from perdure.cli.shapes import question_shape, step_shape, task_shape
+from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
+from perdure.commands import Commands
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
-from perdure.model.task import Task
+from perdure.model.task import Task, tail
+from perdure.people import answer as answer_in_words
+from perdure.people import open_questions, settled
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -29,7 +33,7 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, open_questions, standing
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing, too_late
 from perdure.why import because as reason_of
 
 _TASKS_TOLD = 20
@@ -81,8 +85,8 @@ def deny(
     as_json: Json = False,
 ) -> None:
     """Say no to a question, and why."""
-    if not because.strip():
-        raise BadInput("--because is empty; give the reason, which the agent is told", field="because")
+    if because.strip() in ("", "…"):  # A shown command, pasted as it stands, must not decide.
+        raise BadInput("--because says nothing; give the reason, which the agent is told", field="because")
     with opened(db, app) as client:
         question_id = client.store.read(questions.find, question)
         _settle(client, question_id, questions.deny, {"by": who(by), "reason": because}, as_json=as_json)
@@ -159,11 +163,13 @@ def settle(
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
         record, given = client.store.read(steps.listing, task_id, after=step - 1, limit=1)[0]
+        by_whom = client.store.read(settled, task_id).get(record.key or "")
     if as_json:
-        screen.put_json({**step_shape(record, given), "changed": is_done})
+        screen.put_json({**step_shape(record, given, by_whom), "changed": is_done})
     else:
         is_now = _OUTCOMES.get(phrases.outcome(record), f"is {record.outcome}")
-        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else '; nothing changed'}")
+        earlier = f"{'' if by_whom is None else f', {by_whom}'}; nothing changed"
+        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else earlier}")
     if not is_done:
         raise typer.Exit(1)
 
@@ -182,9 +188,10 @@ def cancel(
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
-        doubts = client.store.read(_doubts_below, task_id, client.flags)
+        error = client.store.read(tasks.read_error, row.error)
+        doubts = client.store.read(_doubts_below, task_id, client.commands)
     if as_json:
-        screen.put_json({**task_shape(row, reason), "changed": is_done})
+        screen.put_json({**task_shape(row, reason), **end_shape(error), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
         for line in doubts:
@@ -236,22 +243,37 @@ def _settle(
     client: Client, question_id: str, operation: Callable[..., Question], arguments: dict[str, Any], *, as_json: bool
 ) -> None:
     row, evidence, is_ours, now = client.store.call(_settled, question_id, operation, arguments)
+    given, said = client.store.read(_given, row)
+    late = client.store.read(_too_late, client, row.task_id)
     if as_json:
-        screen.put_json({**question_shape(row, evidence), "changed": is_ours})
+        shape = question_shape(row, evidence, answer=given)
+        screen.put_json({**shape, "changed": is_ours, "too_late": late or None})
     elif is_ours:
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
-        screen.put(f"{row.id} {_already(row, now)}; nothing changed")
-    if is_ours and (unproven := client.store.read(_awaits_proof, client, row)):
-        screen.note(f"{unproven}; --anyway does not wait for that")
-    if is_ours and (nobody := client.store.read(_nobody_goes_on, client, row.task_id)):
-        screen.note(f"{nobody}{client.flags}, or run the line that began the task once more")
+        screen.put(f"{row.id} {_already(row, now, said)}; nothing changed")
     if not is_ours:
         raise typer.Exit(1)
+    if late:
+        screen.note(f"the answer is on record, but comes too late for {row.agent} {tail(row.task_id)}: {late}")
+        return
+    if unproven := client.store.read(_awaits_proof, client, row):
+        screen.note(f"{unproven}; --anyway does not wait for that")
+    if nobody := client.store.read(_nobody_goes_on, client, row.task_id):
+        screen.note(f"{nobody}, or run the line that began the task once more")
+
+
+def _given(tx: Transaction, question: Question) -> tuple[object, str]:
+    """What was answered, and in words."""
+    return questions.answer_of(tx, question), answer_in_words(tx, question)
+
+
+def _too_late(tx: Transaction, client: Client, task_id: str) -> str:
+    return too_late(tx, tasks.get(tx, task_id), judge=judge(client.store), commands=client.commands)
 
 
 def _nobody_goes_on(tx: Transaction, client: Client, task_id: str) -> str:
-    return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store))
+    return needs_worker(tx, tasks.get(tx, task_id), judge=judge(client.store), commands=client.commands)
 
 
 def _awaits_proof(tx: Transaction, client: Client, question: Question) -> str:
@@ -276,7 +298,7 @@ def _answered(row: Question) -> str:
     return "answered" if row.status is QuestionStatus.ANSWERED else str(row.status)
 
 
-def _already(row: Question, now: int) -> str:
+def _already(row: Question, now: int, said: str) -> str:
     when = "" if row.answered_at is None else f" {phrases.duration(now - row.answered_at)} ago"
     match row.status:
         case QuestionStatus.EXPIRED:
@@ -285,7 +307,9 @@ def _already(row: Question, now: int) -> str:
             return f"was cancelled{when}: {row.reason or 'its task ended first'}"
         case _:
             by = f" by {row.answered_by}" if row.answered_by else ""
-            return f"was already {_answered(row)}{by}{when}"
+            what = f": {said}" if row.status is QuestionStatus.ANSWERED else ""
+            why = f": {phrases.one_line(row.reason)}" if row.reason else ""
+            return f"was already {_answered(row)}{by}{when}{what}{why}"
 
 
 def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:
@@ -296,17 +320,17 @@ def _one(tx: Transaction, ending: str) -> tuple[Question, Any]:
 def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, str, list[str]]:
     """The task, why it stands where it stands, and what moves it on."""
     task = tasks.get(tx, task_id)
-    lives = judge(client.store)
-    return task, reason_of(tx, task, judge=lives), list(moves(tx, task, flags=client.flags, judge=lives))
+    shown: dict[str, Any] = {"judge": judge(client.store), "commands": client.commands}
+    return task, reason_of(tx, task, **shown), list(moves(tx, task, **shown))
 
 
-def _doubts_below(tx: Transaction, task_id: str, flags: str) -> list[str]:
+def _doubts_below(tx: Transaction, task_id: str, commands: Commands) -> list[str]:
     """What a task and those below it left in doubt when they ended."""
     found: list[str] = []
     todo = [task_id]
     while todo and len(found) < _TASKS_TOLD:
         task = tasks.get(tx, todo.pop())
-        if task.status.is_terminal and (line := left_in_doubt(tx, task, flags=flags)):
+        if task.status.is_terminal and (line := left_in_doubt(tx, task, commands=commands)):
             found.append(f"{task.agent}: {line}")
         todo += [child.id for child in task_lists.children(tx, task.id)]
     return found
@@ -342,12 +366,22 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
     try:
         value = None if text is None else json.loads(text)
     except ValueError as error:
-        as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
-        raise BadInput(f"--result {text!r} is no JSON: {error}. For a text write {as_text}", field="result") from None
+        raise _no_json("--result ", text, error, field="result") from None
     if (name := config.app_name(app_name)) is not None:
         opening.load(name)
-    answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+    try:
+        answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+    except BadInput as refused:
+        if text is not None:
+            raise
+        needed = str(refused).partition(": say what")[0]
+        raise BadInput(f"{needed}: say what it returned, with --result JSON", field="result") from None
     return value
+
+
+def _no_json(what: str, text: str | None, error: ValueError, *, field: str) -> BadInput:
+    as_text = shlex.quote(json.dumps(text, ensure_ascii=False))
+    return BadInput(f"{what}{text!r} is no JSON: {error}. For a text write {as_text}", field=field)
 
 
 def _value(row: Question, text: str, evidence: Any) -> Any:
@@ -355,9 +389,24 @@ def _value(row: Question, text: str, evidence: Any) -> Any:
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
     annotation = answers.type_named(wants)
     readings = list(_readings(text, set(answers.alternatives(wants))))
-    value = next((one for one in readings if answers.is_of_type(one, annotation)), readings[0])
+    wanted = [one for one in readings if answers.is_of_type(one, annotation)]
+    # What begins as JSON is meant as JSON: it is a text only where a text is asked for.
+    if (annotation is codec.ANY or not wanted) and (broken := _broken_json(text)):
+        raise _no_json(f"{row.id}: ", text, broken, field="answer")
+    value = next(iter(wanted), readings[0])
     answers.check_answer(value, wants, question_id=row.id)
     return float(value) if wants == "float" else value
+
+
+def _broken_json(text: str) -> ValueError | None:
+    """What is wrong with a text that begins as a list, an object or a text of JSON does and is none."""
+    if text.lstrip()[:1] not in JSON_BEGINS:
+        return None
+    try:
+        json.loads(text, parse_constant=_no_number)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _readings(text: str, wanted: set[str]) -> Iterator[Any]:

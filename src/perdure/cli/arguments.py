@@ -19,7 +19,7 @@ from perdure.definitions import AgentDefinition, hints
 from perdure.errors import BadInput
 from perdure.runtime.answers import type_word
 
-_JSON_BEGINS = frozenset('[{"')
+JSON_BEGINS = frozenset('[{"')
 
 
 def read_arguments(agent: AgentDefinition, words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -60,7 +60,7 @@ def _read(text: str, annotation: Any, what: str) -> Any:
         candidates = [json.loads(text, parse_constant=_no_number), text]
     except ValueError as error:
         candidates = [text]
-        refused = f"is no JSON: {error}" if text.lstrip()[:1] in _JSON_BEGINS else ""
+        refused = f"is no JSON: {error}" if text.lstrip()[:1] in JSON_BEGINS else ""
     for value in candidates:
         made = conform(value, annotation, opened=partial(_same, value))
         if fits(made, annotation):

@@ -21,7 +21,7 @@ def doctor(*, db: Db = None, app: AppName = None, as_json: Json = False) -> None
     Changes nothing. Exit code 1 if anything is not as it must be; each finding names rows and what to do.
     """
     with opened(db, app) as client:
-        report = doctor_.examine(client.store)
+        report = doctor_.examine(client.store, client.commands)
     if as_json:
         findings = [
             {"check": one.check, "what": one.what, "rows": list(one.rows), "do": one.do} for one in report.findings

@@ -13,19 +13,20 @@ from perdure.cli import screen, showing
 from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
 from perdure.cli.options import After, AppName, Db, Json, Limit, TaskId
-from perdure.cli.shapes import question_shape, step_shape, task_shape
-from perdure.errors import BadInput
+from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
+from perdure.commands import Commands
+from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
+from perdure.people import Settled, said, settled, wanted
 from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, said, sections
+from perdure.why import because, explain, sections, too_late
 
-_WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 _RUNNING: Final = "running"
 _PAGE: Final = 100
 
@@ -66,6 +67,7 @@ def ps(
             after=cursor,
             limit=limit,
             judge=judge(client.store),
+            commands=client.commands,
         )
     following = str(task_lists.Cursor(rows[-1][0].created_at, rows[-1][0].id)) if len(rows) == limit else None
     if as_json:
@@ -100,12 +102,12 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
         task_id = client.store.read(task_lists.find, task)
         limit = client.store.settings.recovery_limit
         lives = judge(client.store)
-        shown: dict[str, Any] = {"recovery_limit": limit, "flags": client.flags, "judge": lives}
+        shown: dict[str, Any] = {"recovery_limit": limit, "commands": client.commands, "judge": lives}
         if as_json:
-            row, reason = client.store.read(_with_reason, task_id, lives)
+            row, reason, error = client.store.read(_with_reason, task_id, lives, client.commands)
             found = client.store.read(sections, task_id, **shown)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
-            screen.put_json({**task_shape(row, reason), "why": why_})
+            screen.put_json({**task_shape(row, reason), **end_shape(error), "why": why_})
         else:
             screen.put(client.store.read(explain, task_id, **shown))
 
@@ -123,13 +125,15 @@ def questions_(
 ) -> None:
     """List open questions, oldest first.
 
-    Under each one what it rests on, and the command that answers it. --all lists those too that were answered, have
+    Under each one what it rests on, and the commands that answer it. --all lists those too that were answered, have
     expired or were cancelled, and under each what was said, by whom and when.
     """
     (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
         find = questions.open_list if open_only else questions.listing
-        asked, now = client.store.read(_asked, find, to=to, session_id=session, after=start, limit=limit)
+        asked, now = client.store.read(
+            _asked, find, client.commands, judge(client.store), to=to, session_id=session, after=start, limit=limit
+        )
     following = str(asked[-1].question.n) if len(asked) == limit else None
     if as_json:
         shapes = [question_shape(one.question, one.evidence, answer=one.answer) for one in asked]
@@ -147,7 +151,7 @@ def questions_(
             for one in (each.question for each in asked)
         ],
         head=("ID", "TASK", "AGE", "QUESTION"),
-        below=[_below(one, now, client.flags) for one in asked],
+        below=[_below(one, now, client.commands) for one in asked],
     )
     if not asked:
         screen.note("no open questions" if open_only else "no questions")
@@ -166,7 +170,8 @@ def effects(
 ) -> None:
     """List calls that may have changed the world.
 
-    Oldest first, each with its outcome and where it ran. Calls of low risk are left out.
+    Oldest first, each with its outcome and where it ran. Calls of low risk are left out. Under one that an ended task
+    left in doubt stand the commands that settle it, and under one that was settled who did.
     """
     at, n = (-1, 0) if after is None else _place(after, parts=2)
     with opened(db, app) as client:
@@ -177,8 +182,8 @@ def effects(
     following = "-".join(map(str, found[-1].effect.place)) if len(found) == limit else None
     if as_json:
         shapes = [
-            {**step_shape(one.effect.step, one.effect.arguments), "agent": one.effect.agent, "is": one.outcome}
-            for one in found
+            {**step_shape(step, one.effect.arguments, one.settled), "agent": one.effect.agent, "is": one.outcome}
+            for one, step in ((each, each.effect.step) for each in found)
         ]
         screen.put_json({"effects": shapes, "after": following})
         return
@@ -198,6 +203,7 @@ def effects(
         ],
         head=("BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "STEP", "WHERE"),
         styled=3,
+        below=[_below_effect(one, client.commands) for one in found],
     )
     if not found:
         screen.note("no calls in doubt" if in_doubt else "no calls that may have changed the world")
@@ -225,48 +231,59 @@ def _place(text: str, *, parts: int) -> tuple[int, ...]:
 # -- reading --------------------------------------------------------------------------------
 
 
-def _listed(tx: Transaction, /, *, judge: Judge, **filters: Any) -> tuple[list[tuple[Task, str]], int]:
+def _listed(
+    tx: Transaction, /, *, judge: Judge, commands: Commands, **filters: Any
+) -> tuple[list[tuple[Task, str]], int]:
     found = task_lists.recent(tx, **filters)
     ids = [task.id for task in found]
-    return [(task, because(tx, task, ids=ids, judge=judge)) for task in found], tx.now
+    return [(task, because(tx, task, ids=ids, judge=judge, commands=commands)) for task in found], tx.now
 
 
-def _with_reason(tx: Transaction, task_id: str, judge: Judge) -> tuple[Task, str]:
+def _with_reason(tx: Transaction, task_id: str, judge: Judge, commands: Commands) -> tuple[Task, str, Error | None]:
     task = tasks.get(tx, task_id)
-    return task, because(tx, task, judge=judge)
+    return task, because(tx, task, judge=judge, commands=commands), tasks.read_error(tx, task.error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question, what it rests on, and what became of it; `said` is "" while it is open."""
+    """A question, what it rests on, and what became of it; `said` is "" while it is open.
+
+    `late` tells that an answer changes nothing any more; "" where it does.
+    """
 
     question: Question
     evidence: Any
     answer: object
     said: str
+    late: str
 
 
-def _asked(tx: Transaction, find: Callable[..., list[Question]], /, **filters: Any) -> tuple[list[_Asked], int]:
+def _asked(
+    tx: Transaction, find: Callable[..., list[Question]], commands: Commands, judge: Judge, /, **filters: Any
+) -> tuple[list[_Asked], int]:
     return [
         _Asked(
             one,
             questions.evidence(tx, one),
             questions.answer_of(tx, one),
             "" if one.status is QuestionStatus.OPEN else said(tx, one),
+            too_late(tx, tasks.get(tx, one.task_id), judge=judge, commands=commands),
         )
         for one in find(tx, **filters)
     ], tx.now
 
 
-def _below(asked: _Asked, now: int, flags: str) -> list[str]:
-    """What stands under a question: what it rests on, and the command that answers it or what was said."""
+def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
+    """What stands under a question: what it rests on, and the commands that answer it or what was said."""
     question = asked.question
     if asked.said:
         return [asked.said]
     details = _details(question, asked.evidence, now)
+    if asked.late:
+        return [*([details] if details else []), asked.late]
     result = answers.result_flag(asked.evidence)
-    way = phrases.way_to_answer(question.id, question.kind, flags=flags, result=result)
-    return [*([details] if details else []), way]
+    ways = commands.answer(question.id, question.kind, result=result)
+    return [*([details] if details else []), *(command for command, _ in ways)]
 
 
 def _details(question: Question, evidence: Any, now: int) -> str:
@@ -279,9 +296,8 @@ def _details(question: Question, evidence: Any, now: int) -> str:
                 parts.append(phrases.one_line(str(evidence[name])))
         if evidence.get("reconcile"):
             parts.append(f"reconcile: {phrases.one_line(str(evidence['reconcile']))}")
-        if question.kind is QuestionKind.ASK and evidence.get("wants") not in (None, "any"):
-            wants = str(evidence["wants"])
-            parts.append(f"wants {_WANTED.get(wants) or answers.told(wants)}")
+        if question.kind is QuestionKind.ASK and (wants := wanted(evidence)):
+            parts.append(wants)
     if question.expires_at is not None:
         parts.append(f"expires in {phrases.duration(question.expires_at - now)}")
     return "; ".join(parts)
@@ -289,11 +305,13 @@ def _details(question: Question, evidence: Any, now: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A call, what is known of its outcome, and where it ran."""
+    """A call, what is known of its outcome, where it ran, and who settled it or whether somebody must."""
 
     effect: effect_ops.Effect
     outcome: str
     where: str
+    settled: Settled | None
+    is_left: bool
 
 
 def _effects(
@@ -319,7 +337,18 @@ def _seen(tx: Transaction, effect: effect_ops.Effect, judge: Judge) -> _Seen:
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
     is_running = effect.is_running and not _has_died(tx, owner, judge)
-    return _Seen(effect, _RUNNING if is_running else phrases.outcome(step), where)
+    outcome = _RUNNING if is_running else phrases.outcome(step)
+    if not tasks.get(tx, step.task_id).status.is_terminal:
+        return _Seen(effect, outcome, where, None, is_left=False)
+    by = None if step.outcome is None else settled(tx, step.task_id).get(step.key or "")
+    return _Seen(effect, outcome, where, by, is_left=step.is_in_doubt)
+
+
+def _below_effect(seen: _Seen, commands: Commands) -> list[str]:
+    if seen.settled is not None:
+        return [str(seen.settled)]
+    step = seen.effect.step
+    return [command for command, _ in commands.settle(step.task_id, step.step_index, step.name)] if seen.is_left else []
 
 
 def _has_died(tx: Transaction, owner: steps.Owner | None, judge: Judge) -> bool:

@@ -9,16 +9,25 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from perdure import config
 from perdure.app import App
 from perdure.cli import screen
 from perdure.client import Client
+from perdure.commands import Commands
 from perdure.definitions import AgentDefinition, ToolDefinition, definition_of
 from perdure.errors import BadInput, StoreError
 from perdure.store import sqlite_path
+
+_NOT_THEIRS: Final = (
+    f"{Path(__file__).resolve().parent.parent}{os.sep}",
+    f"{Path(importlib.__file__).parent}{os.sep}",
+    "<frozen importlib",
+)
 
 
 @contextmanager
@@ -32,8 +41,30 @@ def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
     if path is not None and not path.exists():
         hint = "name one with --db, or the app with --app MODULE:APP"
         raise StoreError(f"there is no database at {path.absolute()}; {hint}")
-    with made(url) as client:
+    client = _Looking(url, commands(url, db, app_name))
+    with client.store:
         yield client
+
+
+class _Looking(Client):
+    """A client whose commands name what the flags of the present one have named."""
+
+    def __init__(self, url: str, shown: Commands) -> None:
+        super().__init__(url)
+        self._shown = shown
+
+    @property
+    def commands(self) -> Commands:
+        return self._shown
+
+
+def commands(url: str, db: str | None, app_name: str | None) -> Commands:
+    """The commands to show beside one with these flags, which must find the same database and app."""
+    known = config.app_name()
+    shown = config.commands_for(url)
+    if db is not None or (app_name is not None and known not in (None, app_name)):
+        shown = replace(shown, flags=config.db_flag(url))
+    return shown if app_name in (None, known) else replace(shown, app=app_name)
 
 
 @contextmanager
@@ -133,9 +164,9 @@ def _import(name: str) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's own code an import failed."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if "importlib" not in one.filename]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    """Where in the user's own code an import failed: not in perdure, which refused it, nor in Python's import."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_NOT_THEIRS)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def _app_beside(target: str, agent: AgentDefinition, found: Any, db: str | None) -> App:
@@ -194,4 +225,10 @@ def _as_app(found: object) -> App | None:
 
 
 def _kind(value: object) -> str:
-    return "a tool" if isinstance(definition_of(value), ToolDefinition) else f"of type {type(value).__name__}"
+    match definition_of(value):
+        case ToolDefinition():
+            return "a tool"
+        case AgentDefinition():
+            return "an agent"
+        case _:
+            return f"of type {type(value).__name__}"

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final
+from contextlib import asynccontextmanager, nullcontext
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -16,15 +16,17 @@ from perdure import config, phrases
 from perdure.app import App
 from perdure.cli import screen
 from perdure.cli.arguments import read_arguments
-from perdure.cli.opening import load_agent, load_app
+from perdure.cli.opening import commands, load_agent, load_app
 from perdure.cli.options import AppName, Db
 from perdure.cli.shapes import error_shape, plain_body, question_shape, task_shape
 from perdure.cli.streaming import streamed
+from perdure.commands import Commands
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
 from perdure.errors import BadInput
 from perdure.model.question import Question
 from perdure.model.task import Lane, Outcome, Task, tail
 from perdure.news import News
+from perdure.people import people_asked
 from perdure.runtime import collector
 from perdure.runtime.blocks import beside, unless
 from perdure.runtime.durable import new_task
@@ -34,9 +36,11 @@ from perdure.states import TaskStatus
 from perdure.store import admission, questions, task_lists, tasks
 from perdure.store.admission import NewTask
 from perdure.store.database import Transaction
-from perdure.why import because, people_asked, stays
+from perdure.why import because, stays
 
 _STILL_S: Final = 10.0
+
+_Asked: TypeAlias = tuple[tuple[Question, object], ...]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,7 +61,12 @@ def run(
     db: Db = None,
     app: AppName = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; before it one a line for each text streamed.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object; before it one a line for each text streamed. "
+            "What the agents themselves print goes to standard error.",
+        ),
     ] = False,
 ) -> None:
     """Run an agent as a task, here, and print its result.
@@ -70,10 +79,12 @@ def run(
     if key is not None and new:
         anew = "another key, or --new without a key, starts anew"
         raise BadInput(f"--key names one task, and --new wants another: give one of them; {anew}", field="key")
-    ours, definition = load_agent(agent, app, db)
-    positional, named = read_arguments(definition, words or [])
-    wanted = _wanted(definition, positional, named, key)
-    raise typer.Exit(asyncio.run(_run(ours, wanted, is_new=new, timeout_s=timeout, as_json=as_json)))
+    with screen.json_alone() if as_json else nullcontext():
+        ours, definition = load_agent(agent, app, db)
+        positional, named = read_arguments(definition, words or [])
+        wanted = _wanted(definition, positional, named, key)
+        shown = commands(ours.url, db, app)
+        raise typer.Exit(asyncio.run(_run(ours, wanted, shown, is_new=new, timeout_s=timeout, as_json=as_json)))
 
 
 def worker(
@@ -82,7 +93,13 @@ def worker(
     permits: Annotated[int | None, typer.Option("--permits", min=1, help="Tasks that run at once.")] = None,
     db: Db = None,
     app_name: AppName = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for each event.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object a line, for each event. What the agents print goes to standard error.",
+        ),
+    ] = False,
 ) -> None:
     """Run whatever is due for an app's agents, until stopped.
 
@@ -92,11 +109,13 @@ def worker(
     """
     if app is not None and app_name is not None:
         raise BadInput("the app is named twice: by its argument and by --app", field="app")
-    ours = load_app(app or app_name, db)
-    if permits is not None:
-        ours.use(settings={"permits": permits, "main_permits": min(config.settings().main_permits, permits - 1)})
-    collector.calm_down()
-    raise typer.Exit(asyncio.run(_work(ours, as_json=as_json)))
+    with screen.json_alone() if as_json else nullcontext():
+        ours = load_app(app or app_name, db)
+        if permits is not None:
+            main_permits = min(config.settings().main_permits, permits - 1)
+            ours.use(settings={"permits": permits, "main_permits": main_permits})
+        collector.calm_down()
+        raise typer.Exit(asyncio.run(_work(ours, commands(ours.url, db, app or app_name), as_json=as_json)))
 
 
 # -- one task -------------------------------------------------------------------------------
@@ -107,18 +126,20 @@ def _wanted(definition: AgentDefinition, args: list[Any], kwargs: dict[str, Any]
     return new_task(call, key=key, lane=Lane.MAIN)
 
 
-async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | None, as_json: bool) -> int:
+async def _run(
+    app: App, wanted: NewTask, shown: Commands, *, is_new: bool, timeout_s: float | None, as_json: bool
+) -> int:
     async with app:
         task, is_known = await app.perform(_admit_or_join, wanted, is_new=is_new)
         if task.status.is_terminal:
             if task.status is not TaskStatus.COMPLETED:
                 age = phrases.duration(app.store.clock.now_ms() - (task.finished_at or 0))
                 screen.note(f"{tail(task.id)} has this key, and ended {age} ago; {stays(task.status)}")
-            return await _finish(app, task.id, (), as_json=as_json)
+            return await _finish(app, task.id, (), shown, as_json=as_json)
         if is_known:
             age = phrases.duration(app.store.clock.now_ms() - task.created_at)
             screen.note(f"joins {task.agent} {tail(task.id)}, admitted {age} ago")
-        news = News(flags=app.flags, say=screen.note)
+        news = News(commands=shown, read=app.read, say=screen.note)
         news.about(task.root_session_id)
         stopped = asyncio.Event()
         async with (
@@ -129,11 +150,11 @@ async def _run(app: App, wanted: NewTask, *, is_new: bool, timeout_s: float | No
             unless(news.until_unmanned(task.root_session_id)),
         ):
             await worker.adopt(task.id)
-            asked = await _until_ended(app, task.id, stopped=stopped, timeout_s=timeout_s)
-        for question in asked:
-            news.ask(question)
+            asked = await _until_ended(app, task.id, shown, stopped=stopped, timeout_s=timeout_s)
+        for question, evidence in asked:
+            news.ask(question, evidence)
         news.tell()
-        code = await _finish(app, task.id, asked, as_json=as_json)
+        code = await _finish(app, task.id, asked, shown, as_json=as_json)
         return 128 + caught[0] if caught and code != 0 else code
 
 
@@ -148,13 +169,13 @@ def _admit_or_join(tx: Transaction, wanted: NewTask, *, is_new: bool) -> tuple[T
 
 
 async def _until_ended(
-    app: App, task_id: str, *, stopped: asyncio.Event, timeout_s: float | None
-) -> tuple[Question, ...]:
+    app: App, task_id: str, shown: Commands, *, stopped: asyncio.Event, timeout_s: float | None
+) -> _Asked:
     """Wait until the task has ended, only people are waited for (they are returned), time is over, or a signal came."""
     loop = asyncio.get_running_loop()
     ends_at = None if timeout_s is None else loop.time() + timeout_s
     said, says_next = "", loop.time() + _STILL_S
-    async for seen in app.watch(lambda: app.read(_look, task_id, judge(app.store))):
+    async for seen in app.watch(lambda: app.read(_look, task_id, judge(app.store), shown)):
         outcome, asked, reason = seen
         if outcome is not None or stopped.is_set() or asked:
             return asked
@@ -169,20 +190,21 @@ async def _until_ended(
     raise AssertionError("the watch ends with an outcome")
 
 
-def _look(tx: Transaction, task_id: str, judge: Judge) -> tuple[Outcome | None, tuple[Question, ...], str]:
+def _look(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple[Outcome | None, _Asked, str]:
     outcome = task_lists.outcome(tx, task_id)
     if outcome is not None:
         return outcome, (), ""
-    return None, people_asked(tx, task_id), because(tx, tasks.get(tx, task_id), judge=judge)
+    asked = tuple((one, questions.evidence(tx, one)) for one in people_asked(tx, task_id))
+    return None, asked, because(tx, tasks.get(tx, task_id), judge=judge, commands=shown)
 
 
-async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_json: bool) -> int:
+async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_json: bool) -> int:
     """Print what became of the task; the exit code."""
-    task, outcome, reason, evidence = await app.read(_state, task_id, asked, judge(app.store))
+    task, outcome, reason = await app.read(_state, task_id, judge(app.store), shown)
     result = None if outcome is None else plain_body(outcome.result)
     if as_json:
         error = error_shape(None if outcome is None else outcome.error)
-        open_ones = [question_shape(one, said) for one, said in zip(asked, evidence, strict=True)]
+        open_ones = [question_shape(one, evidence) for one, evidence in asked]
         screen.put_json({**task_shape(task, reason), "result": result, **error, "questions": open_ones})
     elif outcome is None:
         screen.note(f"{task.agent} {tail(task.id)} is {task.status}: the same line goes on with it")
@@ -190,24 +212,22 @@ async def _finish(app: App, task_id: str, asked: tuple[Question, ...], *, as_jso
         screen.put_result(result)
     else:
         screen.note(f"{outcome.status.replace('_', ' ')}: {phrases.failure(outcome.error)}")
-        screen.note(f"more: perdure why {task.id}{app.flags}")
+        screen.note(f"more: {shown.line(f'why {task.id}')}")
     return 0 if outcome is not None and outcome.status is TaskStatus.COMPLETED else 1
 
 
-def _state(
-    tx: Transaction, task_id: str, asked: tuple[Question, ...], judge: Judge
-) -> tuple[Task, Outcome | None, str, list[object]]:
+def _state(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple[Task, Outcome | None, str]:
     task = tasks.get(tx, task_id)
-    evidence = [questions.evidence(tx, one) for one in asked]
-    return task, task_lists.outcome(tx, task_id), because(tx, task, judge=judge), evidence
+    return task, task_lists.outcome(tx, task_id), because(tx, task, judge=judge, commands=shown)
 
 
 # -- a worker -------------------------------------------------------------------------------
 
 
-async def _work(app: App, *, as_json: bool) -> int:
+async def _work(app: App, shown: Commands, *, as_json: bool) -> int:
     async with app:
-        news = News(flags=app.flags, counts_only=True, tells_completed=sys.stderr.isatty(), say=screen.note)
+        told: dict[str, Any] = {"counts_only": True, "tells_completed": sys.stderr.isatty(), "say": screen.note}
+        news = News(commands=shown, read=app.read, **told)
         hear = _put_event if as_json else news.hear
         stopped = asyncio.Event()
         ended: Worker | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Final, Protocol, TextIO
 
 from rich.cells import cell_len
@@ -48,6 +48,23 @@ class _Line:
     is_open = False
 
 
+class _Results:
+    """Standard output while it is kept for JSON alone."""
+
+    kept: TextIO | None = None
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Keep standard output for JSON: what agents and their modules print meanwhile goes to standard error."""
+    _Results.kept = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _Results.kept = None
+
+
 def put(text: str = "") -> None:
     """Print a line (or several) on standard output."""
     _write(sys.stdout, text)
@@ -79,10 +96,11 @@ def put_result(value: Json) -> None:
 
 def put_json(value: object, *, lines: bool = False) -> None:
     """Print one JSON value; `lines`: on a line of its own, for whoever reads along."""
-    on_terminal = sys.stdout.isatty()
+    out = _Results.kept or sys.stdout
+    on_terminal = out.isatty()
     indent = 2 if on_terminal and not lines else None
-    sys.stdout.write(json.dumps(value, ensure_ascii=on_terminal, indent=indent) + "\n")
-    sys.stdout.flush()
+    out.write(json.dumps(value, ensure_ascii=on_terminal, indent=indent) + "\n")
+    out.flush()
 
 
 def put_rows(

@@ -11,6 +11,7 @@ from perdure.model.message import Message
 from perdure.model.question import Question
 from perdure.model.step import Step
 from perdure.model.task import Attempt, Task
+from perdure.people import Settled, ended_by
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -75,8 +76,8 @@ def question_shape(question: Question, evidence: object, *, answer: object = Non
     }
 
 
-def step_shape(step: Step, given: Any) -> dict[str, Json]:
-    """A record of a trace, with its input and outcome."""
+def step_shape(step: Step, given: Any, settled: Settled | None = None) -> dict[str, Json]:
+    """A record of a trace, with its input and outcome, and who settled it, where somebody did."""
     return {
         "task": step.task_id,
         "step": step.step_index,
@@ -86,6 +87,8 @@ def step_shape(step: Step, given: Any) -> dict[str, Json]:
         "input": plain(given),
         "outcome": step.outcome,
         "output": plain_body(step.output),
+        "settled_by": None if settled is None else settled.by,
+        "settled_because": None if settled is None else settled.because,
         "attempt": step.attempt,
         "child": step.child_task_id,
         "tool_call_id": step.tool_call_id,
@@ -114,6 +117,13 @@ def message_shape(message: Message) -> dict[str, Json]:
 def error_shape(error: Error | None) -> dict[str, Json]:
     """How something failed, and where in the code."""
     return {"error": None if error is None else str(error), "error_at": None if error is None else error.place or None}
+
+
+def end_shape(error: Error | None) -> dict[str, Json]:
+    """How a task failed, and who ended it and why, where somebody did."""
+    by = ended_by(error)
+    because = error.message if error is not None and by else None
+    return {**error_shape(error), "ended_by": by or None, "ended_because": because}
 
 
 def attempt_shape(attempt: Attempt, error: Error | None) -> dict[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, Db, Json, TaskId
 from perdure.cli.shapes import (
     attempt_shape,
-    error_shape,
+    end_shape,
     message_shape,
     plain,
     plain_body,
@@ -20,15 +21,17 @@ from perdure.cli.shapes import (
     step_shape,
     task_shape,
 )
+from perdure.commands import Commands
 from perdure.errors import Error
 from perdure.model.message import Message
-from perdure.model.step import StepKind
+from perdure.model.step import Step, StepKind
 from perdure.model.task import Attempt, Outcome, Task
+from perdure.people import Settled, answers, settled
 from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import answers, because, standing
+from perdure.why import because, of_child, standing
 
 
 def show(
@@ -47,7 +50,7 @@ def show(
     """
     with opened(db, app) as client:
         task_id = client.store.read(task_lists.find, task)
-        page = client.store.read(_Page, task_id, at_step=step, judge=judge(client.store))
+        page = client.store.read(_Page, task_id, at_step=step, judge=judge(client.store), commands=client.commands)
     if as_json:
         screen.put_json(_as_json(page))
         return
@@ -64,11 +67,11 @@ def show(
 class _Page:
     """Everything that is shown, from one snapshot."""
 
-    def __init__(self, tx: Transaction, task_id: str, *, at_step: int | None, judge: Judge) -> None:
+    def __init__(self, tx: Transaction, task_id: str, *, at_step: int | None, judge: Judge, commands: Commands) -> None:
         self.now = tx.now
         self.at_step = at_step
         self.task: Task = tasks.get(tx, task_id)
-        self.because = because(tx, self.task, judge=judge)
+        self.because = because(tx, self.task, judge=judge, commands=commands)
         self.prompt = plain_body(tasks.get_input(tx, task_id).prompt)
         self.attempts: list[tuple[Attempt, Error | None]] = [
             (one, tasks.read_error(tx, one.error)) for one in task_lists.attempts(tx, task_id)
@@ -79,7 +82,9 @@ class _Page:
             for one in reversed(questions.of_task(tx, task_id))
         ]
         self.outcome: Outcome | None = task_lists.outcome(tx, task_id)
+        self.settled = settled(tx, task_id) if self.task.status.is_terminal else {}
         self.seen: Inspection = inspect(tx, task_id, at_step=at_step)
+        self.children = {one.step.step_index: of_child(tx, one.step) for one in self.seen.records}
 
 
 def _as_json(page: _Page) -> dict[str, Any]:
@@ -88,10 +93,10 @@ def _as_json(page: _Page) -> dict[str, Any]:
         **task_shape(page.task, page.because),
         "arguments": page.prompt,
         "result": None if outcome is None else plain_body(outcome.result),
-        **error_shape(None if outcome is None else outcome.error),
+        **end_shape(None if outcome is None else outcome.error),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
         "questions": page.questions,
-        "records": [step_shape(one.step, one.input) for one in page.seen.records],
+        "records": [step_shape(one.step, one.input, page.settled.get(one.step.key or "")) for one in page.seen.records],
         "transcript": [message_shape(one) for one in page.seen.messages],
         "last_step": page.seen.last_step,
         "complete": page.seen.complete,
@@ -130,7 +135,7 @@ def _put_header(page: _Page) -> None:
         rows.append((f"attempt {one.number}", f"{one.status} from {began}{ended}{why}"))
     rows += [("answer", line) for line in page.answers]
     if outcome is not None and outcome.result is not None:
-        rows.append(("result", phrases.shown(plain_body(outcome.result), limit=400)))
+        rows.append(("result", phrases.as_json(plain_body(outcome.result), limit=400)))
     screen.put_rows([(f"  {name}", value) for name, value in rows])
 
 
@@ -139,25 +144,33 @@ def _put_trace(page: _Page) -> None:
         screen.put(f"as it was at record {page.at_step}, {'' if page.seen.complete else 'not '}complete")
     has_ended = page.task.status.is_terminal
     records = [record for record in page.seen.records if not record.step.is_note]
-    shown = [_line(record, page.now, has_task_ended=has_ended) for record in records]
-    errors = [phrases.error_of(record.step) for record in records]
-    below = [[] if error is None else [phrases.failure(error)] for error in errors]
+    shown = [
+        _line(record, page.now, has_task_ended=has_ended, child=page.children[record.step.step_index])
+        for record in records
+    ]
+    below = [_below(record.step, page.settled) for record in records]
     screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3, below=below)
 
 
-def _line(record: Record, now: int, *, has_task_ended: bool) -> tuple[str, ...]:
+def _below(step: Step, settled_by: Mapping[str, Settled]) -> list[str]:
+    """How a call failed, and who settled it."""
+    error, by = phrases.error_of(step), settled_by.get(step.key or "")
+    return [*([] if error is None else [phrases.failure(error)]), *([] if by is None else [str(by)])]
+
+
+def _line(record: Record, now: int, *, has_task_ended: bool, child: str) -> tuple[str, ...]:
     step = record.step
     what = step.name or step.event_kind
     # A call of low risk is mostly put on record when it has ended: how long it took is not known.
     spent = "" if step.ended_at in (None, step.timestamp) else phrases.duration(step.ended_at - step.timestamp)
-    child = f"  child {step.child_task_id}" if step.child_task_id else ""
+    below = f"  child {step.child_task_id}" if step.child_task_id else ""
     return (
         str(step.step_index),
         phrases.moment(step.timestamp, now),
         step.event_kind,
-        phrases.outcome(step, has_task_ended=has_task_ended),
+        child or phrases.outcome(step, has_task_ended=has_task_ended),
         spent,
-        phrases.call(what, phrases.arguments_of(record.input)) + child,
+        phrases.call(what, phrases.arguments_of(record.input)) + below,
     )
 
 
@@ -168,7 +181,7 @@ def _put_message(message: Message, now: int) -> None:
         screen.put(_indented(f"(reasoning) {message.reasoning}"))
     content = plain(message.content)
     if content is not None:
-        screen.put(_indented(content if isinstance(content, str) else phrases.shown(content, limit=4000)))
+        screen.put(_indented(content if isinstance(content, str) else phrases.as_json(content, limit=4000)))
     calls = plain(message.tool_calls)
     for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from perdure import codec
 from perdure.model.question import QuestionKind
-from perdure.model.task import tail
+from perdure.model.task import Wait, WaitKind, tail
 from perdure.store import instances
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
@@ -20,7 +22,7 @@ def test_a_second_answer_is_told_the_first(desk: Desk, story: Story) -> None:
     assert first.out == 'Q1 answered by ana: did refund(order="o-9", amount=120) happen?\n'
     assert second.code == 1
     assert second.out.startswith("Q1 was already answered by ana ")
-    assert second.out.endswith(" ago; nothing changed\n")
+    assert second.out.endswith(' ago: it happened and returned "r-88"; nothing changed\n')
     assert desk.run("ps", "--status", "pending", "--agent", "writer").out != ""
 
 
@@ -30,7 +32,7 @@ def test_who_answered_what_and_why_is_shown_afterwards(desk: Desk, story: Story)
     pages = [desk.run(command, story.child.task.id).out for command in ("why", "show")]
 
     for page in pages:
-        assert 'Q1 did refund(order="o-9", amount=120) happen? it happened, by ana, ' in page
+        assert 'Q1 did refund(order="o-9", amount=120) happen? it happened and returned "r-88", by ana, ' in page
         assert ": it is in the ledger\n" in page
     (told,) = desk.run("show", story.child.task.id, "--json").json["questions"]
     assert (told["answer"], told["answered_by"]) == ({"verdict": "happened", "result": "r-88"}, "ana")
@@ -53,6 +55,42 @@ def test_each_kind_of_answer_is_told_in_words(desk: Desk, world: World) -> None:
     assert "Q4 step_in_doubt? it did not happen, to run without proof that its old worker is dead, by dan, " in said
 
 
+def test_json_has_what_was_answered_also_for_who_comes_second(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.ASK, text="which?", step_key="a")
+    world.ask(claim, QuestionKind.CALL, text="may it run?", step_key="b")
+
+    first, second = (desk.run("answer", "Q1", colour, "--by", "ana", "--json") for colour in ("blue", "red"))
+    in_words = desk.run("answer", "Q1", "red")
+    desk.run("deny", "Q2", "--because", "too dear", "--by", "ben")
+    denied = desk.run("approve", "Q2")
+
+    told = [(said.json["answer"], said.json["answered_by"], said.json["changed"]) for said in (first, second)]
+    assert told == [("blue", "ana", True), ("blue", "ana", False)]
+    assert in_words.out.startswith("Q1 was already answered by ana ")
+    assert in_words.out.endswith(' ago: answered "blue"; nothing changed\n')
+    assert denied.out.startswith("Q2 was already denied by ben ")
+    assert denied.out.endswith(" ago: too dear; nothing changed\n")
+
+
+def test_an_answer_after_the_deadline_of_its_task_says_that_it_comes_too_late(desk: Desk, world: World) -> None:
+    claim = world.start(deadline_at=world.clock.now_ms() + 3000)
+    question = world.ask(claim, QuestionKind.ASK, text="which?")
+    world.set_aside(claim, Wait(WaitKind.QUESTION, (question.id,)))
+
+    looked = {command[0]: desk.run(*command).out for command in (("ps",), ("why", claim.task.id), ("questions",))}
+    answered = desk.run("answer", "Q1", "blue")
+    told = desk.run("answer", "Q1", "blue", "--json").json
+
+    for page in looked.values():
+        assert re.search(r"its deadline passed .+ ago: it ends as timed out, whatever is answered", page)
+        assert "perdure answer" not in page
+    assert (answered.code, answered.out.startswith("Q1 answered by ")) == (0, True)
+    assert f"the answer is on record, but comes too late for writer {tail(claim.task.id)}: its deadline" in answered.err
+    assert "once more" not in answered.err
+    assert told["too_late"].startswith("its deadline passed ")
+
+
 def test_anyway_adds_to_an_answer_that_is_stored(desk: Desk, story: Story) -> None:
     desk.run("answer", "Q1", "--not-happened", "--by", "ana")
 
@@ -68,7 +106,7 @@ def test_anyway_changes_nothing_where_the_answer_runs_nothing(desk: Desk, story:
 
     assert late.code == 1
     assert late.out.startswith("Q1 was already answered by ana ")
-    assert late.out.endswith(" ago; nothing changed\n")
+    assert late.out.endswith(' ago: it happened and returned "r-88"; nothing changed\n')
 
 
 def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, story: Story) -> None:
@@ -76,10 +114,11 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     (number,) = [one["step"] for one in desk.run("show", task_id, "--json").json["records"] if one["name"] == "refund"]
     early = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
     cancelled = desk.run("cancel", story.lead.task.id)
-    doubt = f"1 call in doubt: perdure settle {task_id} {number}\n"
+    doubt = f"1 call in doubt: perdure why {task_id}\n"
     assert cancelled.out.splitlines(keepends=True)[1:] == [f"writer: {doubt}"]
     assert doubt in desk.run("ps", "--all").out
-    assert f"perdure settle {task_id} {number}" in desk.run("doctor").out
+    assert "perdure effects --in-doubt" in desk.run("doctor").out
+    assert f"    perdure settle {task_id} {number} --give-up\n" in desk.run("effects", "--in-doubt").out
 
     first = desk.run("settle", task_id, str(number), "--happened", "--result", '"r-88"', "--by", "ana")
     second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
@@ -88,7 +127,7 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
     assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
     assert desk.run("effects", "--in-doubt").out == ""
-    assert "settle" not in desk.run("doctor").out
+    assert "in doubt" not in desk.run("doctor").out
     assert desk.run("settle", task_id, str(number)).code == 2
 
 
@@ -140,6 +179,7 @@ def test_a_late_answer_is_told_why_it_is_late(desk: Desk, world: World) -> None:
         ["deny", "Q1", "--because", "no"],
         ["deny", "Q1"],
         ["deny", "Q1", "--because", " "],
+        ["deny", "Q1", "--because", "…"],
     ],
 )
 def test_an_answer_of_the_wrong_kind_is_refused(desk: Desk, story: Story, words: list[str]) -> None:
@@ -180,7 +220,7 @@ def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) 
     refused = desk.run("answer", "Q1", "--happened")
 
     assert refused.code == 2
-    assert refused.err.startswith("perdure: Q1: refund returns str: say what it returned, with --result JSON")
+    assert refused.err == "perdure: Q1: refund returns str: say what it returned, with --result JSON\n"
     assert len(desk.run("questions", "--json").json["questions"]) == 1
 
 
@@ -201,7 +241,7 @@ def test_what_a_tool_returns_is_judged_by_its_type_on_record(
     evidence = packed({"tool": "elsewhere", "arguments": {}, "returns": returns})
     world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=evidence)
 
-    assert f"    perdure answer Q1 {offered} | --not-happened" in desk.run("questions").out
+    assert f"    perdure answer Q1 {offered}\n" in desk.run("questions").out
     assert f"  perdure answer Q1 {offered}  " in desk.run("why", claim.task.id).out
     for words in wrong:
         refused = desk.run("answer", "Q1", "--happened", *words)
@@ -252,9 +292,28 @@ def test_an_answer_is_of_the_type_that_was_asked_for(
     assert codec.decode(codec.unpack(stored, lambda _: {})) == value
 
 
+@pytest.mark.parametrize("wants", ["any", "list[str]", "Order", "dict[str, int] | None"])
+def test_broken_json_in_an_answer_is_called_that(desk: Desk, world: World, wants: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    refused = desk.run("answer", "Q1", '["x"')
+
+    assert refused.code == 2
+    assert refused.err.startswith("perdure: Q1: '[\"x\"' is no JSON: Expecting ',' delimiter")
+    assert refused.err.endswith(""". For a text write '"[\\"x\\""'\n""")
+    assert desk.run("answer", "Q1", "null" if "None" in wants else '["x"]').code == 0
+
+
+@pytest.mark.parametrize("wants", ["str", "str | None"])
+def test_where_a_text_is_asked_for_it_may_begin_as_json_does(desk: Desk, world: World, wants: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="what?", evidence=packed({"wants": wants}))
+
+    assert desk.run("answer", "Q1", "[sic] yes", "--json").json["answer"] == "[sic] yes"
+
+
 @pytest.mark.parametrize(
     ("wants", "word", "shown"),
-    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "True"), ("float", "x", '"x"'),
+    [("bool", "maybe", '"maybe"'), ("int", "1.5", "1.5"), ("int", "true", "true"), ("float", "x", '"x"'),
      ("datetime", "2026-01-31", '"2026-01-31"'), ("date", "tomorrow", '"tomorrow"')],
 )  # fmt: skip
 def test_an_answer_of_another_type_is_refused(desk: Desk, world: World, wants: str, word: str, shown: str) -> None:
@@ -319,3 +378,38 @@ def test_a_dead_worker_is_named_until_another_looks(desk: Desk, world: World) ->
 
     assert f"because its worker (host {seen.host}, pid {seen.pid}) has been silent for 1 min" in said
     assert tail(claim.task.id) in said
+
+
+def test_who_cancelled_a_task_and_why_is_shown_afterwards(desk: Desk, story: Story) -> None:
+    task_id = story.lead.task.id
+    desk.run("cancel", task_id, "--because", "no longer needed", "--by", "ana")
+
+    pages = [desk.run(*words).out for words in (("why", task_id), ("show", task_id), ("ps", "--all"))]
+    told = [desk.run(command, task_id, "--json").json for command in ("why", "show", "cancel")]
+
+    for page in pages:
+        assert re.search(r"\b(cancelled|ended) by ana .+ ago: Cancelled: no longer needed\b", page)
+    for one in told:
+        assert (one["ended_by"], one["ended_because"]) == ("ana", "no longer needed")
+    assert desk.run("show", story.ended.task.id, "--json").json["ended_by"] is None
+
+
+def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World) -> None:
+    claim = world.start()
+    step = world.begin(claim, "pay", name="pay", risk="high").step_index
+    world.fail(claim)
+    before = desk.run("effects", "--json").json["effects"]
+    desk.run("settle", claim.task.id, str(step), "--happened", "--by", "ana", "--because", "it is in the ledger")
+
+    pages = [desk.run(*words).out for words in (("why", claim.task.id), ("show", claim.task.id), ("effects",))]
+    records = [desk.run("show", claim.task.id, "--json").json["records"][step]]
+    records += desk.run("effects", "--json").json["effects"]
+    records.append(desk.run("settle", claim.task.id, str(step), "--give-up", "--json").json)
+    again = desk.run("settle", claim.task.id, str(step), "--give-up").out
+
+    for page in pages:
+        assert "settled by ana: it is in the ledger\n" in page
+    for record in records:
+        assert (record["settled_by"], record["settled_because"]) == ("ana", "it is in the ledger")
+    assert again.endswith(" is completed, settled by ana: it is in the ledger; nothing changed\n")
+    assert (before[0]["settled_by"], before[0]["settled_because"]) == (None, None)

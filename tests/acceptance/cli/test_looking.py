@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from perdure import codec
+from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note
 from perdure.model.task import tail
-from perdure.store import ends, questions, steps
+from perdure.store import ends, messages, questions, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
 from tests.world import World, packed
@@ -133,6 +136,12 @@ def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
     assert "1 message: --messages prints it\n" in shown
 
 
+def test_show_tells_of_a_child_whose_outcome_nobody_has_taken_where_it_stands(desk: Desk, story: Story) -> None:
+    shown = desk.run("show", story.lead.task.id).out
+
+    assert re.findall(r" (child \w+)  +", shown) == ["child waiting", "child completed"]
+
+
 def test_show_and_why_tell_how_a_step_failed(desk: Desk, world: World) -> None:
     claim = world.start()
     error = {"type": "ValueError", "message": "bad 2", "class": "unknown", "attributes": {}, "place": "a.py:7 in act"}
@@ -188,6 +197,21 @@ def test_show_of_an_ended_task_has_its_result(desk: Desk, story: Story) -> None:
     assert 'result     {"answer": 42}' in desk.run("show", story.ended.task.id).out
 
 
+def test_show_prints_values_as_json(desk: Desk, world: World) -> None:
+    claim = world.start()
+    result = {"notes": [{"by": ["ana", None]}], "ok": True}
+    world.record(claim, "act", name="act", payload=packed({"dry": True, "to": None}))
+    world.store.call(messages.append, claim.fence, NewMessage("assistant", codec.encode(result)), step_key="m")
+    world.complete(claim, result)
+
+    shown = desk.run("show", claim.task.id, "--messages").out
+
+    (line,) = re.findall(r"^  result +(.+)$", shown, re.MULTILINE)
+    assert json.loads(line) == result
+    assert json.loads(shown.splitlines()[-1]) == result
+    assert "act(dry=true, to=null)" in shown
+
+
 # -- questions, effects ---------------------------------------------------------------------
 
 
@@ -204,12 +228,13 @@ def test_a_low_call_without_an_outcome_was_cut_off_once_its_task_has_ended(desk:
 
 
 def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
-    head, line, rests_on, command = desk.run("questions", "--to", "finance").out.splitlines()
+    head, line, rests_on, *commands = desk.run("questions", "--to", "finance").out.splitlines()
 
     assert head.split() == ["ID", "TASK", "AGE", "QUESTION"]
     assert re.fullmatch(r'Q1  writer …\S+  .* (s|min) +did refund\(order="o-9", amount=120\) happen\?', line)
     assert "it died inside; reconcile: not listed yet" in rests_on
-    assert command == "    perdure answer Q1 --happened [--result JSON] | --not-happened | --give-up"
+    verdicts = ("--happened [--result JSON]", "--not-happened", "--give-up")
+    assert commands == [f"    perdure answer Q1 {verdict}" for verdict in verdicts]
     assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
     (told,) = desk.run("questions", "--json").json["questions"]
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
@@ -238,7 +263,7 @@ def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None
     assert re.fullmatch(r"    denied, by ana, .+: too dear", page[2])
     assert re.fullmatch(r'    answered "blue", by ben, .+', page[4])
     assert re.fullmatch(r"    expired, .+: nobody answered in time", page[6])
-    assert page[8].startswith("    perdure approve Q4")
+    assert page[8:] == ["    perdure approve Q4", '    perdure deny Q4 --because "…"']
     said = [(one["status"], one["answered_by"], one["answer"]) for one in told]
     assert said == [
         ("denied", "ana", None),
@@ -294,3 +319,61 @@ def test_every_list_goes_on_where_a_page_ended(desk: Desk, world: World, listing
     assert first.err.startswith("there may be more: --after ")
     assert (len(everything) >= 5, seen) == (True, everything)
     assert desk.run(*command, "--after", "x-y").code == 2
+
+
+# -- the commands that are shown ------------------------------------------------------------
+
+
+def test_no_shown_line_runs_two_alternatives_when_it_is_pasted(desk: Desk, story: Story, world: World) -> None:
+    """`perdure approve Q4 | perdure deny Q4` would run both, `settle T 1 --happened | …` the first."""
+    claim = world.start()
+    world.ask(claim, QuestionKind.CALL, text="may it run?")
+    left = world.start()
+    world.begin(left, "pay", name="pay", risk="high")
+    world.fail(left)
+    pages = [["questions"], ["ps", "--all"], ["effects", "--in-doubt"], ["doctor"], ["cancel", story.lead.task.id]]
+    pages += [["why", task.id] for task in (claim.task, left.task, story.child.task)]
+
+    for words in pages:
+        for line in desk.run(*words).out.splitlines():
+            assert "|" not in line
+            assert line.count("perdure ") <= 1
+
+
+def test_every_shown_command_names_the_database_that_was_named(desk: Desk, story: Story, world: World) -> None:
+    left = world.start()
+    world.begin(left, "pay", name="pay", risk="high")
+    world.fail(left)
+    flag = ["--db", str(desk.db)]
+    pages = [["questions"], ["ps", "--all"], ["effects", "--in-doubt"], ["doctor"]]
+    pages += [["why", task_id] for task_id in (story.child.task.id, story.nightly, left.task.id)]
+
+    for words in pages:
+        said = desk.run(*words, *flag).out
+        commands = [line[line.index("perdure ") :] for line in said.splitlines() if re.search("perdure [a-z]", line)]
+        assert commands
+        assert all(f" --db {desk.db}" in command for command in commands), commands
+
+
+def test_a_worker_is_named_with_the_app_that_it_must_be_told(
+    desk: Desk, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = f"{desk.module}:app"
+    known = desk.run("why", story.nightly).out
+    monkeypatch.delenv("PERDURE_APP")
+    unknown, named = desk.run("why", story.nightly).out, desk.run("why", story.nightly, "--app", app).out
+
+    for said, worker in ((known, "worker"), (unknown, "worker MODULE:APP"), (named, f"worker {app}")):
+        assert f"start one with perdure {worker}\n" in said
+        assert re.search(rf"^  perdure {worker}  +a worker that has agent nightly", said, re.MULTILINE)
+
+
+def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(desk: Desk, world: World) -> None:
+    claim = world.start()
+    step = world.begin(claim, "pay", name="pay", risk="high").step_index
+    world.fail(claim)
+
+    lines = desk.run("effects", "--in-doubt").out.splitlines()
+
+    settle = f"    perdure settle {claim.task.id} {step}"
+    assert lines[2:] == [f"{settle} --happened [--result JSON]", f"{settle} --not-happened", f"{settle} --give-up"]

@@ -1,0 +1,80 @@
+"""The commands that people are shown. Each is whole, so that it does when it is pasted what stands beside it.
+
+Alternatives are lines of their own: joined by `|` they would be a pipe, in which the shell runs all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perdure.model.question import QuestionKind
+
+Way = tuple[str, str]
+"""A command, and what it does."""
+
+ANY_RESULT: Final = " [--result JSON]"
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Builds the commands that are shown.
+
+    `flags` name the database where that is needed; `app` is what a worker must be told, "" where it knows the app.
+    """
+
+    flags: str = ""
+    app: str = "MODULE:APP"
+
+    def line(self, words: str) -> str:
+        """A command of these words."""
+        return f"perdure {words}{self.flags}"
+
+    @property
+    def worker(self) -> str:
+        """The command that starts a worker."""
+        return self.line(f"worker {self.app}" if self.app else "worker")
+
+    def answer(self, question_id: str, kind: str, *, result: str = ANY_RESULT) -> tuple[Way, ...]:
+        """Each command that answers a question.
+
+        `result` is what "it happened" goes on with: the result of the call, where its tool has one.
+        """
+        yes = self.line(f"approve {question_id}")
+        no = self.line(f'deny {question_id} --because "…"')
+        match kind:
+            case QuestionKind.STEP_IN_DOUBT:
+                runs = "it did not; it runs, once its old worker is proven dead"
+                unknown = "nobody knows; the agent gets OutcomeUnknown"
+                return self._verdicts(f"answer {question_id}", result, not_happened=runs, give_up=unknown)
+            case QuestionKind.ASK:
+                return ((self.line(f"answer {question_id} VALUE"), "the agent gets the value"),)
+            case QuestionKind.CALL:
+                return ((yes, "the call runs"), (no, "the agent gets Denied, with the reason"))
+            case _:
+                return ((yes, "the task goes on"), (no, "the task fails"))
+
+    def anyway(self, question_id: str) -> Way:
+        """The command that runs a call again without proof that its old worker is dead."""
+        return self.line(f"answer {question_id} --not-happened --anyway"), "run it without that proof"
+
+    def settle(self, task_id: str, step: int, name: str) -> tuple[Way, ...]:
+        """Each command that says what became of a call which an ended task left in doubt."""
+        ways = self._verdicts(
+            f"settle {task_id} {step}", ANY_RESULT, not_happened="it did not", give_up="nobody can find out"
+        )
+        return tuple((command, f"{name}: {meaning}") for command, meaning in ways)
+
+    def _verdicts(self, words: str, result: str, *, not_happened: str, give_up: str) -> tuple[Way, ...]:
+        returned = "; JSON is what it returned" if result else ""
+        return (
+            (self.line(f"{words} --happened{result}"), f"it happened{returned}"),
+            (self.line(f"{words} --not-happened"), not_happened),
+            (self.line(f"{words} --give-up"), give_up),
+        )
+
+
+def aligned(ways: list[Way]) -> list[str]:
+    """Commands and what they do, in two columns."""
+    width = max((len(command) for command, _ in ways), default=0)
+    return [f"{command:<{width}}  {meaning}" for command, meaning in ways]

@@ -1,0 +1,122 @@
+"""What is wanted of people, and what they have said: answers, calls they settled, tasks they cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from perdure import phrases
+from perdure.errors import Error
+from perdure.model.event import EventKind
+from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
+from perdure.model.task import Task, WaitKind
+from perdure.runtime.answers import told
+from perdure.states import QuestionStatus, TaskStatus
+from perdure.store import events, questions, tasks
+from perdure.store.database import Transaction
+
+_VERDICTS: Final = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
+_WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Who said what became of a call, and how it was found out."""
+
+    by: str
+    because: str
+
+    def __str__(self) -> str:
+        return f"settled by {self.by or 'somebody'}" + (f": {phrases.one_line(self.because)}" if self.because else "")
+
+
+def wanted(evidence: object) -> str:
+    """What an agent's question wants as its answer: `wants a whole number`; "" where everything will do."""
+    wants = str(evidence.get("wants", "any")) if isinstance(evidence, Mapping) else "any"
+    return "" if wants == "any" else f"wants {_WANTED.get(wants) or told(wants)}"
+
+
+def answers(tx: Transaction, task: Task) -> Iterator[str]:
+    """What became of a task's questions, oldest first: what was said, by whom, when and why."""
+    for question in reversed(questions.of_task(tx, task.id)):
+        if question.status is not QuestionStatus.OPEN:
+            yield f"{question.id} {phrases.one_line(question.text)} {said(tx, question)}"
+
+
+def said(tx: Transaction, question: Question) -> str:
+    """What became of a question that is no longer open: what was said, by whom, when and why."""
+    by = f", by {question.answered_by}" if question.answered_by else ""
+    at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
+    why = f": {phrases.one_line(question.reason)}" if question.reason else ""
+    return f"{answer(tx, question)}{by}{at}{why}"
+
+
+def answer(tx: Transaction, question: Question) -> str:
+    """What was said to a question, or what else became of it."""
+    given = questions.answer_of(tx, question)
+    match question.status, question.kind:
+        case QuestionStatus.ANSWERED, QuestionKind.STEP_IN_DOUBT if isinstance(given, dict):
+            what = _VERDICTS.get(str(given.get("verdict")), "answered")
+            what += f" and returned {phrases.shown(given['result'])}" if given.get("result") is not None else ""
+            return what + (", to run without proof that its old worker is dead" if question.anyway else "")
+        case QuestionStatus.ANSWERED, _:
+            return f"answered {phrases.shown(given)}"
+        case _:
+            return str(question.status)
+
+
+def settled(tx: Transaction, task_id: str) -> dict[str, Settled]:
+    """The calls of an ended task that somebody settled, by their keys."""
+    told = events.of_either_kind(tx, task_id, EventKind.CALL_SETTLED, EventKind.CALL_SETTLED)
+    return {str(one["key"]): Settled(str(one.get("by", "")), str(one.get("reason", ""))) for _, one in told}
+
+
+def ended_by(error: Error | None) -> str:
+    """Who ended a task that did not end by itself; "" when nobody did."""
+    return "" if error is None else str(error.attributes.get("by") or "")
+
+
+def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:
+    """The open questions that are all a task and everything below it wait for; none while a machine can go on.
+
+    Raises NotFound.
+    """
+    found: dict[str, Question] = {}
+    todo, seen = [task_id], 0
+    while todo and seen < most:
+        seen += 1
+        task = tasks.get(tx, todo.pop())
+        if task.status.is_terminal and task.id != task_id:
+            continue
+        asked = _asked(tx, task)
+        if asked is None:
+            return ()
+        own, below = asked
+        found.update((one.id, one) for one in own)
+        todo += below
+    return () if todo else tuple(found.values())
+
+
+def open_questions(tx: Transaction, task: Task) -> list[Question]:
+    """A task's open questions, oldest first."""
+    return [one for one in reversed(questions.of_task(tx, task.id)) if one.status is QuestionStatus.OPEN]
+
+
+def _asked(tx: Transaction, task: Task) -> tuple[list[Question], list[str]] | None:
+    """The open questions of a task and the children it waits for; None when it can go on without a person."""
+    if task.status is TaskStatus.INTERRUPTED:
+        own = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
+        return (own, []) if own else None
+    if task.status is not TaskStatus.WAITING:
+        return None
+    asked: list[Question] = []
+    below: list[str] = []
+    for wait in task.waiting_for:
+        if wait.kind not in (WaitKind.CHILDREN, WaitKind.QUESTION) or tasks.has_happened(tx, task.id, wait):
+            return None
+        if wait.kind is WaitKind.CHILDREN:
+            below += wait.keys
+        else:
+            asked += [questions.get(tx, key) for key in wait.keys]
+    return asked, below

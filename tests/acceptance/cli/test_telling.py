@@ -1,0 +1,56 @@
+"""What `perdure run` and `perdure worker` tell beside the result: of questions, and as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import pytest
+
+from perdure import Client
+from tests.command_line import Desk, finish, hear
+
+
+def test_json_is_alone_on_standard_output_whatever_agents_print(desk: Desk) -> None:
+    module = desk.folder / f"{desk.module}.py"
+    module.write_text("print('imported')\n" + module.read_text())
+
+    in_process, apart = desk.run("run", "slow", "1", "--json"), desk.run_apart("run", "slow", "1", "--json")
+    with desk.begin("worker", "--json") as process:
+        hear(process.stdout, '"ready"')
+        asyncio.run(start(desk, "slow", n=1))
+        hear(process.stderr, "slow 1")
+        worked = finish(process, signal.SIGTERM)
+
+    assert (in_process.json["result"], apart.json["result"]) == (1, 1)
+    assert "slow 1" in in_process.err
+    assert apart.err.splitlines()[:2] == ["imported", "slow 1"]
+    assert [json.loads(line)["event"] for line in worked.out.splitlines()][-1] == "stopped"
+    assert desk.run_apart("run", "slow", "1", "--new").out.startswith("imported\nslow 1\n")
+
+
+@pytest.mark.parametrize("command", ["run", "worker"])
+def test_what_is_waited_for_is_told_with_its_choices_and_the_result_of_its_tool(desk: Desk, command: str) -> None:
+    module = desk.folder / f"{desk.module}.py"
+    module.write_text(
+        "from typing import Literal\n"
+        + module.read_text().replace(
+            'if not await perdure.ask(f"Is the customer of {order} entitled?", type=bool, to="support"):',
+            'if await perdure.ask("Which?", type=Literal["a", "b"]) != "a":',
+        )
+    )
+    if command == "worker":
+        asyncio.run(start(desk, "support", order="o-7"))
+        with desk.begin("worker") as process:
+            heard = hear(process.stderr, "perdure answer")
+    else:
+        heard = desk.run_apart("run", "support", "o-7").err.splitlines()
+
+    place = next(number for number, line in enumerate(heard) if line.startswith("waits for you"))
+    assert heard[place : place + 2] == ['waits for you: Which?  (wants one of "a", "b")', "  perdure answer Q1 VALUE"]
+
+
+async def start(desk: Desk, agent: str, **arguments: object) -> None:
+    async with Client(str(desk.db)) as client:
+        await client.start(agent, **arguments)
