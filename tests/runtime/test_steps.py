@@ -436,3 +436,34 @@ async def test_a_medium_call_that_runs_again_is_held_by_the_attempt_that_runs_it
     assert (held.attempt, held.outcome) == (2, None)
     assert house.kinds(task).count("call_run_again") == 1
     assert await task.result() == 7
+
+
+# -- how long it took -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("risk", ["low", "high"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_step_tells_when_its_call_began_and_when_it_ended(house: Theatre, risk: Any, fails: bool) -> None:
+    began: list[int] = []
+
+    @perdure.tool(risk=risk, retries=0)
+    async def think() -> str:
+        began.append(house.loop.now_ms())
+        await asyncio.sleep(60)
+        if fails:
+            raise ValueError("nothing came of it")
+        return "so"
+
+    @perdure.agent(retries=0)
+    async def host() -> str:
+        try:
+            return await think()
+        except ValueError:
+            return "failed"
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await task.result()
+    (step,) = house.steps(task, "think")
+
+    assert [step.timestamp, step.ended_at] == [began[0], began[0] + 60_000]

@@ -161,7 +161,6 @@ def _below(step: Step, settled_by: Mapping[str, Settled]) -> list[str]:
 def _line(record: Record, now: int, *, has_task_ended: bool, child: str) -> tuple[str, ...]:
     step = record.step
     what = step.name or step.event_kind
-    # A call of low risk is mostly put on record when it has ended: how long it took is not known.
     spent = "" if step.ended_at in (None, step.timestamp) else phrases.duration(step.ended_at - step.timestamp)
     below = f"  child {step.child_task_id}" if step.child_task_id else ""
     return (

@@ -122,6 +122,8 @@ async def run_begun(
     acting = attempt.as_run_here(call)
     attempt.journal.runs_live()
     told = ambient.Scope(attempt, step.key)
+    clock = attempt.journal.store.clock
+    began_ms = clock.boot_ms()
     call.is_running = True
     try:
         try:
@@ -130,9 +132,15 @@ async def run_begun(
             raise InDoubt(step, str(cut)) from cut.__cause__
         except Exception as exc:  # noqa: BLE001  # Whatever a tool raises is its outcome.
             usage = usage_told(told)
-            await fail_call(attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id)
+            took_ms = clock.boot_ms() - began_ms
+            await fail_call(
+                attempt, call, step, exc, begun=begun, usage=usage, question_id=question_id, took_ms=took_ms
+            )
+        took_ms = clock.boot_ms() - began_ms
         usage = usage_told(told) if told.usage else usage_of(value)
-        return await complete_call(attempt, call, step, value, begun=begun, usage=usage, question_id=question_id)
+        return await complete_call(
+            attempt, call, step, value, begun=begun, usage=usage, question_id=question_id, took_ms=took_ms
+        )
     finally:
         call.is_running = False
 
@@ -147,6 +155,7 @@ async def complete_call(
     usage: Usage = _NOTHING,
     question_id: str | None = None,
     is_found_out: bool = False,
+    took_ms: int = 0,
 ) -> Any:
     """Put a result on record and return it as it will come back: live and replay agree.
 
@@ -158,7 +167,15 @@ async def complete_call(
     except NotSerializable as exc:
         refused = NotSerializable(f"the result of {call.name} cannot be stored: {exc}", path=exc.path)
         await fail_call(
-            attempt, call, step, refused, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
+            attempt,
+            call,
+            step,
+            refused,
+            begun=begun,
+            usage=usage,
+            question_id=question_id,
+            is_found_out=is_found_out,
+            took_ms=took_ms,
         )
     if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
         stored, value = masked, codec.decode(masked, annotation=call.annotation)
@@ -168,13 +185,22 @@ async def complete_call(
         usage=usage,
         question_id=question_id,
         is_found_out=is_found_out,
+        took_ms=took_ms,
     )
     try:
         await attempt.journal.complete(step, result, begun=begun)
     except RefusedBySchema as refused:
         # The call was made; on record as one whose result cannot be stored, it is not asked about, nor made again.
         await fail_call(
-            attempt, call, step, refused, begun=begun, usage=usage, question_id=question_id, is_found_out=is_found_out
+            attempt,
+            call,
+            step,
+            refused,
+            begun=begun,
+            usage=usage,
+            question_id=question_id,
+            is_found_out=is_found_out,
+            took_ms=took_ms,
         )
     except asyncio.CancelledError:
         if call.is_dangerous:
@@ -196,6 +222,7 @@ async def fail_call(
     error: Error | None = None,
     is_found_out: bool = False,
     delivery: int | None = None,
+    took_ms: int = 0,
 ) -> NoReturn:
     """Put an error on record and raise its stand-in. `delivery` is what the call takes all the same."""
     if error is None:
@@ -209,6 +236,7 @@ async def fail_call(
         question_id=question_id,
         is_found_out=is_found_out,
         delivery=delivery,
+        took_ms=took_ms,
     )
     try:
         index = await attempt.journal.complete(step, result, begun=begun)

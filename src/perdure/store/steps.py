@@ -62,6 +62,7 @@ class Result(Struct, frozen=True, kw_only=True):
     is_found_out: bool = False  # the call was made by an earlier attempt: a person or a look told how it ended
     delivery: int | None = None  # the delivery this outcome takes
     event: tuple[str, Any] | None = None  # a skeleton event of the agent's own, told with this outcome
+    took_ms: int = 0  # by then it had begun so long ago; for a call that is put on record only now
 
 
 class Written(NamedTuple):
@@ -397,7 +398,7 @@ def row_of(
         "cost": usage.cost,
         "started_seq": started_seq,
         "ended_seq": started_seq + 1 if has_ended else None,
-        "timestamp": tx.now,
+        "timestamp": tx.now if result is None else tx.now - result.took_ms,
         "ended_at": tx.now if has_ended else None,
     }
 
