@@ -53,6 +53,8 @@ class Scope(Struct):
     usage: list[Mapping[str, float]] = field(default_factory=list)
     secrets: tuple[str, ...] = ()  # masked in all that is called or told inside, too
     around: Scope | None = None
+    is_look: bool = False  # inside reconcile: what is called there is called afresh, and stands on no record
+    has_returned: bool = False
     is_over: bool = False  # it was cut off, or is tried again
 
     @property

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
@@ -48,6 +48,8 @@ from perdure.store.traces import Trace
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
+_ENDED = "this attempt has ended; let CancelledError pass"
+_PATIENCE, _TURNED_AWAY_S = 100, 0.05  # after so many refusals each further one takes so long
 _DECIDED_S = 1.0  # so long may a stopped attempt keep its permit while its end is being written
 
 
@@ -167,6 +169,7 @@ class Attempt:
         self._claim = claim
         self._history = history
         self._root: asyncio.Future[Any] | None = None
+        self._turned_away = 0
         self._bridged: set[asyncio.Task[Any]] = set()
         self._open_calls: dict[Call, asyncio.Task[Any] | None] = {}
         self._call_closed: asyncio.Future[None] | None = None  # once somebody waits for it
@@ -306,10 +309,21 @@ class Attempt:
             log.error("task %s is let go, for the store failed: %s", self.task.id, error)
         self.stop(Stop.LOST)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the attempt is to end, so that no call starts any more."""
+        return self.stopping is not None or self.done.is_set()
+
     def check(self) -> None:
-        """Raise CancelledError once the attempt is to end; no call starts after that."""
-        if self.stopping is not None or self.done.is_set():
-            raise asyncio.CancelledError("this attempt has ended; let CancelledError pass")
+        """Raise CancelledError once the attempt is to end."""
+        if self.has_ended:
+            raise asyncio.CancelledError(_ENDED)
+
+    async def turn_away(self, why: str = _ENDED) -> NoReturn:
+        """Refuse a call by CancelledError. Who goes on calling all the same does not keep the loop from others."""
+        self._turned_away += 1
+        await asyncio.sleep(0 if self._turned_away < _PATIENCE else _TURNED_AWAY_S)
+        raise asyncio.CancelledError(why)
 
     # -- open calls -----------------------------------------------------------------------------
 

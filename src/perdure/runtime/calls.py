@@ -12,11 +12,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure import ambient, codec
-from perdure.errors import Error, WrongThread
+from perdure.errors import BadInput, Error, WrongThread
 from perdure.model.step import Step
 from perdure.runtime import doubts, drift, live, stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.journal import unpacked
+from perdure.runtime.threads import run_plainly
 from perdure.trace import ROOT
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Run(Protocol):
 
 async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     """Answer or run one call. Raises what the call raised, as a stand-in that is the same on replay."""
-    attempt.check()
+    if attempt.has_ended:
+        await attempt.turn_away()
     if not attempt.is_on_loop:
         raise WrongThread(
             f"{call.name} was awaited on a loop that is not its task's: from there write "
@@ -42,7 +44,9 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     journal = attempt.journal
     scope = ambient.current.get() or ambient.require(call.name)
     if scope.is_cut_off:
-        raise asyncio.CancelledError("the call around this one has been cut off")
+        await attempt.turn_away("the call around this one has been cut off")
+    if scope.is_look:
+        return await _look(call, run)
     if scope.secrets:
         call.secrets = (*call.secrets, *scope.secrets)
     if call.secrets and call.key is not None:
@@ -60,7 +64,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     waits = attempt.waits
     attempt.open_call(call)
     try:
-        if parent == ROOT and (attempt.is_draining or attempt.is_ending):
+        if (attempt.is_draining or attempt.is_ending) and (parent == ROOT or scope.has_returned):
             await attempt.hold_call()
         journal.open(call, key, body, parent=parent)
         waits.begin_call()
@@ -83,6 +87,14 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             journal.close(call, key, parent=parent)
     finally:
         attempt.close_call(call)
+
+
+async def _look(call: Call, run: Run) -> Any:
+    """Make a call inside reconcile. Raises BadInput for one that does more than look."""
+    if call.is_dangerous or run is not live.run:
+        raise BadInput(f"{call.name} cannot be called inside reconcile, which only looks", field="reconcile")
+    async with asyncio.timeout(call.timeout_s):
+        return await run_plainly(call.fn, call.args, call.kwargs)
 
 
 async def _settle_cut(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:

@@ -136,7 +136,8 @@ async def message(role: str, content: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    attempt.check()
+    if attempt.has_ended:
+        await attempt.turn_away()
     if role not in ROLES:
         raise BadInput(f"role is {role!r}; give {', '.join(ROLES[:-1])} or {ROLES[-1]}", field="role")
     body = _encoded(content)
@@ -150,7 +151,8 @@ async def checkpoint(state: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    attempt.check()
+    if attempt.has_ended:
+        await attempt.turn_away()
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(_encoded(state))
     await attempt.journal.write(messages.save_checkpoint, attempt.journal.fence, packed, step_key=key)
@@ -197,7 +199,8 @@ async def read_artifact(sha256: str, /) -> bytes:
     Raises NotFound, and NotInTask outside a task: there ask `Client.artifact`.
     """
     attempt = _attempt("read_artifact")
-    attempt.check()
+    if attempt.has_ended:
+        await attempt.turn_away()
     return await attempt.journal.read(artifacts.get, sha256)
 
 

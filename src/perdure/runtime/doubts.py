@@ -231,6 +231,8 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
     """Calls in doubt inside a call that is settled and will not run again: nothing asks for them any more."""
     journal = attempt.journal
     for inner in list(journal.records.in_doubt_under(step.key)):
+        if journal.is_running(inner.key or ""):
+            continue  # It comes to its own outcome yet.
         call = Call(kind=StepKind(inner.event_kind), name=inner.name, fn=_never, risk=Risk.parse(inner.risk or "high"))
         made = journal.step(call, key=inner.key or "", body=b"{}", try_number=inner.try_number, token=inner.token)
         unknown = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
@@ -302,7 +304,9 @@ async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
 async def _call_reconcile(attempt: Attempt, call: Call, step: steps.NewStep, doubt: Doubt) -> Any:
     assert call.reconcile is not None
     context = contextvars.copy_context()
-    context.run(ambient.enter, ambient.Scope(attempt, step.key, step.token or "", secrets=call.secrets))
+    # None of its calls is answered from the records of the call, which says what was so then.
+    scope = ambient.Scope(attempt, step.key, step.token or "", secrets=call.secrets, is_look=True)
+    context.run(ambient.enter, scope)
     loop = asyncio.get_running_loop()
     ask = call.reconcile
     if inspect.iscoroutinefunction(ask):

@@ -279,9 +279,17 @@ class Journal:
     async def _put_and_keep(
         self, step: steps.NewStep, result: steps.Result | None, put: Callable[[], Awaitable[steps.Written]]
     ) -> steps.Written:
+        began_ms = self.store.clock.now_ms()
         written = await put()
-        self.records.add(steps.as_record(step, result, self.task.id, written.step_index, self.task.attempt))
+        record = steps.as_record(step, result, self.task.id, written.step_index, self.task.attempt)
+        self.records.add(structs.replace(record, timestamp=began_ms))
         return written
+
+    def takes_over(self, key: str, *, began_ms: int) -> None:
+        """This attempt holds an open call of an earlier one from here on, also should the call around it run again."""
+        record = self.records.find(key)
+        if record is not None:
+            self.records.add(structs.replace(record, attempt=self.task.attempt, timestamp=began_ms))
 
     def _has_written(self, key: str, done: asyncio.Task[steps.Written]) -> None:
         if self._writing.get(key) is done:
@@ -296,7 +304,9 @@ class Journal:
         token = self.token_for(record)
         step = self.step(call, key=record.key or "", body=body, try_number=record.try_number, token=token)
         await self.write(steps.raise_risk, self.fence, step)
-        return structs.replace(record, risk=str(call.risk), token=token)
+        record = structs.replace(record, risk=str(call.risk), token=token)
+        self.records.add(record)
+        return record
 
     def note(self, note: Note) -> None:
         """Keep a note for the next step; nothing is noted while records answer."""

@@ -100,7 +100,9 @@ async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_
 async def take_over(attempt: Attempt, step: steps.NewStep, *, question_id: str | None) -> None:
     """This attempt holds from here on a call that another one had begun; the answer that allows it is used up."""
     journal = attempt.journal
+    began_ms = journal.store.clock.now_ms()
     await journal.write(steps.begin_again, journal.fence, step.key, step.try_number, question_id=question_id)
+    journal.takes_over(step.key, began_ms=began_ms)
     attempt.host.in_flight.forget(attempt.task.id, step.key)
 
 
@@ -263,7 +265,9 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
             attempt, step.key, step.token or "", usage=told.usage, secrets=call.secrets, around=ambient.scope()
         )
         try:
-            return await run_function(attempt, call, step, scope)
+            value = await run_function(attempt, call, step, scope)
+            scope.has_returned = True
+            return value
         except (CutOff, CancelledInside) as exc:
             scope.is_over = True
             if call.risk >= Risk.HIGH:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 R = TypeVar("R")
@@ -42,6 +43,16 @@ class _Thread(threading.Thread):
 async def run_in_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str) -> R:
     """Run `fn` in a thread of its own and wait. Cancelling the waiter leaves the thread running: `fn` cannot be cut."""
     return await start_thread(fn, context=context, name=name)
+
+
+async def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Just call a function and return what it gives, a synchronous one in a thread of its own."""
+    if inspect.iscoroutinefunction(fn):
+        return await fn(*args, **kwargs)
+    context = contextvars.copy_context()
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    result = await run_in_thread(lambda: fn(*args, **kwargs), context=context, name=name)
+    return await result if inspect.isawaitable(result) else result
 
 
 def start_thread(fn: Callable[[], R], *, context: contextvars.Context, name: str) -> asyncio.Future[R]:

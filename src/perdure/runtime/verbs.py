@@ -19,7 +19,7 @@ from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
 from perdure.runtime import calls
 from perdure.runtime.call import from_function, name_of
-from perdure.runtime.threads import run_in_thread
+from perdure.runtime.threads import run_plainly
 from perdure.runtime.waits import gather_group
 from perdure.store.sessions import need_text
 
@@ -56,7 +56,7 @@ class Verb:
         scope = ambient.current.get()
         if scope is None:
             refuse_lost(name, self.risk)
-            return await plain(fn, args, kwargs)
+            return await run_plainly(fn, args, kwargs)
         attempt: Attempt = scope.runner  # type: ignore[assignment]  # the runtime puts in nothing else
         if isinstance(definitions.definition_of(fn), definitions.ToolDefinition):
             # A decorated tool knows its risk better than the verb does.
@@ -152,7 +152,7 @@ async def call(tool: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return await _perform(attempt, bound)
     if isinstance(bound, ToolCall):
         refuse_lost(bound.definition.name, bound.definition.risk_of(bound.args, bound.kwargs))
-    return await plain(bound.definition.fn, bound.args, bound.kwargs)
+    return await run_plainly(bound.definition.fn, bound.args, bound.kwargs)
 
 
 @overload
@@ -231,12 +231,3 @@ async def _perform(attempt: Attempt, bound: AgentCall | ToolCall) -> Any:
     if isinstance(bound, AgentCall):
         return await attempt.call_agent(bound)
     return await attempt.call_tool(bound)
-
-
-async def plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Outside a task: just call it, a synchronous one in a thread of its own."""
-    if inspect.iscoroutinefunction(fn):
-        return await fn(*args, **kwargs)
-    context = contextvars.copy_context()
-    result = await run_in_thread(lambda: fn(*args, **kwargs), context=context, name=name_of(fn))
-    return await result if inspect.isawaitable(result) else result
