@@ -5,6 +5,7 @@ Definitions and public functions talk to whatever stands here; the runtime puts 
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+CUT_OFF = "the call around this one has been cut off"
 
 
 class Runner(Protocol):
@@ -86,6 +90,13 @@ def require(what: str) -> Scope:
     if found is None:
         raise NotInTask(f"{what} works only inside a task: call it from an agent that a worker runs")
     return found
+
+
+def refuse_cut_off() -> None:
+    """Raise CancelledError inside a call that was cut off, or inside one around which that happened."""
+    found = current.get()
+    if found is not None and found.is_cut_off:
+        raise asyncio.CancelledError(CUT_OFF)
 
 
 def enter(new: Scope) -> contextvars.Token[Scope | None]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import structs
 
 from perdure.model.step import Step
+from perdure.policy.risk import Risk
 
 ROOT = ""
 
@@ -129,9 +130,21 @@ class Records:
                 self.use(inner)
                 self._left_inside.add(inner)
 
+    def begin_anew(self, key: str) -> bool:
+        """The call with this key runs again: what it had made above low risk lies unused until it makes that again.
+
+        Whether there is any.
+        """
+        if len(self._under) == (ROOT in self._under):  # No call was made inside another: no need to work out where.
+            return False
+        made = [inner for inner in self._under.get(scope_under(key), ()) if self._by_key[inner].risk != Risk.LOW]
+        for inner in made:
+            self._unused[scope_of(inner), self._by_key[inner].name][inner] = self._by_key[inner]
+        return bool(made)
+
     def unused_of(self, parent: str, name: str) -> list[Step]:
         """Records of this name under the same parent that no call has asked for yet: a sign of drift."""
-        return list(self._unused.get((scope_under(parent), name), {}).values())
+        return [self._by_key[key] for key in self._unused.get((scope_under(parent), name), ())]
 
     def has_unused_of(self, parent: str, name: str) -> bool:
         """Whether there are any."""
@@ -147,8 +160,9 @@ class Records:
 
     def unused(self) -> Iterator[Step]:
         """Every record that no call has asked for."""
-        for steps in self._unused.values():
-            yield from steps.values()
+        for keys in self._unused.values():
+            for key in keys:
+                yield self._by_key[key]
 
     @property
     def is_exhausted(self) -> bool:

@@ -44,7 +44,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     journal = attempt.journal
     scope = ambient.current.get() or ambient.require(call.name)
     if scope.is_cut_off:
-        await attempt.turn_away("the call around this one has been cut off")
+        await attempt.turn_away(ambient.CUT_OFF)
     if scope.is_look:
         return await _look(call, run)
     if scope.secrets:

@@ -305,7 +305,9 @@ async def _call_reconcile(attempt: Attempt, call: Call, step: steps.NewStep, dou
     assert call.reconcile is not None
     context = contextvars.copy_context()
     # None of its calls is answered from the records of the call, which says what was so then.
-    scope = ambient.Scope(attempt, step.key, step.token or "", secrets=call.secrets, is_look=True)
+    scope = ambient.Scope(
+        attempt, step.key, step.token or "", secrets=call.secrets, around=ambient.scope(), is_look=True
+    )
     context.run(ambient.enter, scope)
     loop = asyncio.get_running_loop()
     ask = call.reconcile

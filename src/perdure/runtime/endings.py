@@ -199,16 +199,23 @@ async def _join_children(attempt: Attempt) -> None:
 
 
 async def _settle_doubts(attempt: Attempt) -> None:
-    """Find out about every call in doubt: those the agent left, and those on record that it never came to."""
-    unreached = attempt.journal.records.in_doubt()
-    if not attempt.intents and not unreached:
+    """Find out about every call in doubt: those the agent left, and those on record that it never came to.
+
+    One inside another that is in doubt goes with that one.
+    """
+    journal, left = attempt.journal, dict(attempt.intents)
+    unreached = {record.key or "": record for record in journal.records.in_doubt() if record.key not in left}
+    if not left and not unreached:
         return
+    inner = {step.key for key in (*left, *unreached) for step in journal.records.in_doubt_under(key)}
     async with asyncio.TaskGroup() as group:
-        for call, step in list(attempt.intents.values()):
-            group.create_task(_in_call(attempt, doubts.settle_left(attempt, call, step)))
-        for record in unreached:
-            attempt.journal.used(record.key or "")
-            group.create_task(_in_call(attempt, doubts.settle_unreached(attempt, record)))
+        for key, (call, step) in left.items():
+            if key not in inner:
+                group.create_task(_in_call(attempt, doubts.settle_left(attempt, call, step)))
+        for key, record in unreached.items():
+            journal.used(key)
+            if key not in inner:
+                group.create_task(_in_call(attempt, doubts.settle_unreached(attempt, record)))
 
 
 async def _in_call(attempt: Attempt, settling: Any) -> None:

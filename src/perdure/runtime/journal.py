@@ -178,6 +178,8 @@ class Journal:
     def restart(self, key: str) -> None:
         """The call with this key begins anew: the calls it makes are found again from the first."""
         self._occurrences.restart(key)
+        if self.records.begin_anew(key):
+            self.has_history = True  # One that is not among those it had made may be one of them, made otherwise.
 
     def go_on_from(self, point: ResumePoint) -> None:
         """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on."""

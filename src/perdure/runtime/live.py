@@ -66,6 +66,7 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         approval_id = (await ask_first(attempt, call, step)).id
     if is_dangerous:
         await attempt.host.until_may_call()
+        ambient.refuse_cut_off()  # While a person was asked, say.
         # Known before it is written: a branch that is cancelled meanwhile leaves it on record all the same.
         attempt.intents[key] = call, step
         if begun:
@@ -112,6 +113,7 @@ async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
         attempt.check()
         await attempt.host.until_may_call()
         attempt.check()
+        ambient.refuse_cut_off()
     except asyncio.CancelledError:
         attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
         raise
