@@ -168,6 +168,38 @@ def test_a_lock_that_fails_once_is_told_and_the_writer_goes_on(
     assert store.call(put, "a") == "a"
 
 
+def test_a_lock_that_somebody_closed_is_told_and_the_store_can_be_closed(store: Store, tmp_db: Path) -> None:
+    lock = str(tmp_db.with_name(f"{tmp_db.name}-lock"))
+    (descriptor,) = (
+        int(one) for one in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{one}") == lock
+    )
+    os.close(descriptor)
+
+    with pytest.raises(StoreError, match="Open the store anew"):
+        store.call(put, "a")
+
+    store.close()
+    with open_store(str(tmp_db)) as again:
+        assert again.call(put, "a") == "a"
+
+
+def test_a_store_that_could_not_be_opened_is_not_open_in_a_child(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    lock = tmp_path / "a.db-lock"
+    open_store(str(path)).close()
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(StoreError):
+        open_store(str(path))
+    lock.rmdir()
+
+    def write(_number: int) -> None:
+        with open_store(str(path)) as own:
+            own.call(put, "child")
+
+    assert run_together(1, write) == []
+
+
 def test_a_writer_that_fails_for_good_leaves_nobody_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: object) -> None:
         raise MemoryError("no room")

@@ -26,7 +26,7 @@ from perdure.store import sqlite_path
 _NOT_THEIRS: Final = (
     f"{Path(__file__).resolve().parent.parent}{os.sep}",
     f"{Path(importlib.__file__).parent}{os.sep}",
-    "<frozen importlib",
+    "<",  # what Python made or froze: importlib, the methods of a dataclass
 )
 
 

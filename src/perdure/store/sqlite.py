@@ -36,7 +36,7 @@ from perdure.store.forks import Forks
 from perdure.store.migrate import migrate
 from perdure.store.queries import SQLITE
 from perdure.store.sqlite_errors import as_told, translate, unwritable
-from perdure.store.sqlite_file import is_empty, prepare_file
+from perdure.store.sqlite_file import SchemaOf, is_empty, prepare_file
 from perdure.store.sqlite_transaction import SqliteTransaction
 from perdure.store.sqlite_units import Batch, Job
 from perdure.store.waiters import deliver_all
@@ -79,10 +79,11 @@ class SqliteDatabase:
         self._closing = False
         self._vfs = vfs
         self._ended = False
-        self._file = Forks.opening(path) if path and not vfs else None
         self._lock = WriterLock(_beside(path, "lock"), busy_s=settings.busy_s) if path and not vfs else None
         self._wakeup = Wakeup(path)
+        self._file: tuple[int, int] | None = None
         try:
+            self._file = Forks.opening(path) if path and not vfs else None
             self._connection = self._open_writer()
             self._checkpointer = self._open_checkpointer() if path and not vfs else None
         except BaseException:
@@ -352,7 +353,7 @@ class SqliteDatabase:
             prepare_file(connection, in_memory=self.path is None)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                migrate(_Schema(connection), SQLITE, now_ms=self.clock.now_ms())
+                migrate(SchemaOf(connection), SQLITE, now_ms=self.clock.now_ms())
                 connection.execute("COMMIT")
             finally:
                 _roll_back(connection)
@@ -403,7 +404,9 @@ class SqliteDatabase:
 
     def _closed(self) -> StoreError:
         why = f" after this: {self._failure}" if self._failure is not None else ""
-        return StoreClosed(f"{self.url} is closed{why}. Open it anew.")
+        closed = StoreClosed(f"{self.url} is closed{why}. Open it anew.")
+        closed.__cause__ = self._failure
+        return closed
 
     def _refuse_waiting(self) -> None:
         """Answer what came in after the threads had ended; they and this may look at the same moment."""
@@ -418,8 +421,10 @@ class SqliteDatabase:
                 job = self._reads.get_nowait()
             except queue.Empty:
                 break
-            if job is not None:
-                deliver_all([(job[1], None, self._closed())])
+            if job is None:
+                self._reads.put(None)  # The sign to end, for a reader.
+                break
+            deliver_all([(job[1], None, self._closed())])
 
     def _wake_writer(self) -> None:
         try:
@@ -450,19 +455,6 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 def _beside(path: Path, what: str) -> Path:
     return path.with_name(f"{path.name}-{what}")
-
-
-class _Schema:
-    """A connection as a migration sees it."""
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str) -> None:
-        self._connection.execute(sql)
-
-    def rows(self, sql: str) -> list[tuple[object, ...]]:
-        return [tuple(row) for row in self._connection.execute(sql).fetchall()]
 
 
 def _refuse_foreign(path: Path) -> None:

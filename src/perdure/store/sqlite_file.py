@@ -44,3 +44,16 @@ def is_empty(connection: apsw.Connection) -> bool:
     if found == 0 and tables != [(0,)]:
         raise Damaged("this SQLite file holds another program's tables; it was left unchanged. Name another file.")
     return bool(found == 0)
+
+
+class SchemaOf:
+    """A connection as a migration sees it."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str) -> None:
+        self._connection.execute(sql)
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        return [tuple(row) for row in self._connection.execute(sql).fetchall()]

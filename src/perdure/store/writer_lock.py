@@ -7,6 +7,7 @@ it at once if it is free, else a thread waits in flock and the caller waits for 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -77,7 +78,7 @@ class WriterLock:
         self._closed = True
         self._wanted.release()
         if self._thread is None or not self._abandoned:
-            os.close(self._fd)
+            _close(self._fd)
 
     def _wait_in_thread(self) -> None:
         if self._thread is None:
@@ -101,7 +102,7 @@ class WriterLock:
                     self._abandoned = False
                     _unlock(self._fd)
                     if self._closed:
-                        os.close(self._fd)
+                        _close(self._fd)
                         return
                 else:
                     self._granted.release()
@@ -111,7 +112,8 @@ class WriterLock:
             raise self._failed(self._trouble) from self._trouble
 
     def _failed(self, error: OSError) -> StoreError:
-        return StoreError(f"the write lock {self._path} failed ({error.strerror}); nothing was written. Try again.")
+        what_to_do = "Open the store anew" if error.errno == errno.EBADF else "Try again"  # Somebody closed its file.
+        return StoreError(f"the write lock {self._path} failed ({error.strerror}); nothing was written. {what_to_do}.")
 
     def _busy(self) -> StoreBusy:
         pid = _holder(self._path)
@@ -125,6 +127,13 @@ class WriterLock:
         )
 
 
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:  # Closed already, by somebody whose file it was not.
+        return
+
+
 def _unlock(fd: int) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -135,7 +144,7 @@ def _unlock(fd: int) -> None:
 def _close_in_child(parents: weakref.ref[WriterLock]) -> None:
     lock = parents()
     if lock is not None and not lock._closed:
-        os.close(lock._fd)
+        _close(lock._fd)
 
 
 def _holder(path: Path) -> int | None:
