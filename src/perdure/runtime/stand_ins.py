@@ -63,14 +63,24 @@ def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
 
 def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -> BaseException:
     """The stand-in for a recorded error. `live` is the original when it was raised in this process."""
-    try:
-        stand_in = _instance(_bases(_originals(error, live)), error, tool)
-    # The layouts of two classes of C cannot be joined, or a class has a will of its own about who derives from it.
-    except Exception:  # noqa: BLE001
-        stand_in = _instance((ToolError,), error, tool)
+    base = _find(error.base)
+    stand_in = (
+        _joined(_originals(error, live), error, tool)
+        or _joined([] if base is None else [base], error, tool)
+        or _instance((ToolError,), error, tool)
+    )
     if live is not None:
         stand_in.__cause__ = live
     return stand_in
+
+
+def _joined(originals: Sequence[type[BaseException]], error: Error, tool: str) -> BaseException | None:
+    """The stand-in that all these classes catch; None when there can be none."""
+    try:
+        return _instance(_bases(originals), error, tool)
+    # The layouts of two classes of C cannot be joined, or a class has a will of its own about who derives from it.
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _originals(error: Error, live: BaseException | None) -> list[type[BaseException]]:
@@ -187,7 +197,11 @@ def _nearest(kind: type[BaseException]) -> str:
 
 
 def _living(name: str, base: type[BaseException]) -> list[type[BaseException]]:
-    """The classes of a name that live in this process, the latest last; none of the stand-ins."""
+    """The classes of a name that live in this process, none of the stand-ins.
+
+    At most 16, of those with the same base the latest. A class is left out where one that derives from it is there:
+    what derives from the latter is caught as both.
+    """
     found: list[type[BaseException]] = []
     seen = {base}
     above = [base]
@@ -198,7 +212,9 @@ def _living(name: str, base: type[BaseException]) -> list[type[BaseException]]:
                 above.append(kind)
                 if name_of(kind) == name:
                     found.append(kind)
-    return found[-_MOST_OF_ONE_NAME:]
+    # No class can be made with a base and, after it, one that derives from that base.
+    passed_by = {one for kind in found for one in kind.__mro__[1:]}
+    return [kind for kind in found if kind not in passed_by][-_MOST_OF_ONE_NAME:]
 
 
 def _is_stand_in(kind: type[BaseException]) -> bool:
