@@ -24,6 +24,10 @@ class ServiceError(Exception):
         self.code = code
 
 
+class Oops(Exception):
+    """What a module has under a name that a class made at run time has too."""
+
+
 def made(base: type[Exception] = ServiceError, name: str = "NoSuchKey") -> type[Exception]:
     """A class as botocore makes those of a client, in a module that does not have it."""
     return type(name, (base,), {"__module__": __name__})
@@ -131,6 +135,46 @@ async def test_of_a_made_class_and_one_of_its_name_that_derives_from_it_both_cat
 
     assert await replayed(house, host, caught) == "caught"
     assert caught == ["the class", "the class"]
+
+
+async def test_a_made_class_that_has_the_name_of_another_class_of_its_module_is_caught_on_replay_as_it_was_live(
+    house: Theatre,
+) -> None:
+    kind = made(KeyError, name="Oops")
+    caught: list[str] = []
+    fetch = raising(lambda: kind)
+
+    @perdure.tool
+    async def outer() -> None:
+        await fetch()
+
+    @perdure.agent
+    async def host() -> str:
+        for call in (fetch, outer):
+            try:
+                await call()
+            except Oops:
+                caught.append("the other class")
+            except KeyError as error:
+                caught.append("both" if isinstance(error, kind) else "the base")
+        if len(house.actors) == 1:
+            await asyncio.sleep(1e6)
+        return "caught"
+
+    assert await replayed(house, host, caught) == "caught"
+    assert caught == ["both"] * 4
+
+
+def test_a_stand_in_that_is_recorded_keeps_what_the_class_derives_from() -> None:
+    recorded = describe(made(KeyError, name="Oops")(404))
+    gc.collect()
+    again = describe(raise_again(recorded, tool="fetch"))
+
+    stand_in = raise_again(again, tool="outer")
+
+    assert (recorded.base, again.base) == ("KeyError", "KeyError")
+    assert isinstance(stand_in, KeyError)
+    assert not isinstance(stand_in, Oops)
 
 
 async def test_an_error_that_passes_through_an_outer_tool_is_caught_there_and_outside(house: Theatre) -> None:
