@@ -13,7 +13,7 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, Qu
 from perdure.model.task import Task, WaitKind
 from perdure.runtime.answers import told
 from perdure.states import QuestionStatus, TaskStatus
-from perdure.store import events, questions, tasks
+from perdure.store import ends, events, questions, tasks
 from perdure.store.database import Transaction
 
 _VERDICTS: Final = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
@@ -72,9 +72,10 @@ def settled(tx: Transaction, task_id: str) -> dict[str, Settled]:
     return {str(one["key"]): Settled(str(one.get("by", "")), str(one.get("reason", ""))) for _, one in told}
 
 
-def ended_by(error: Error | None) -> str:
-    """Who ended a task that did not end by itself; "" when nobody did."""
-    return "" if error is None else str(error.attributes.get("by") or "")
+def ended_by(status: TaskStatus, error: Error | None) -> str:
+    """Who ended a task that did not end by itself; "" when nobody did. The error of an agent tells nothing of it."""
+    was_ended = status is TaskStatus.CANCELLED or (error is not None and error.type in ends.NOT_RESUMED)
+    return str(error.attributes.get("by") or "") if error is not None and was_ended else ""
 
 
 def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:

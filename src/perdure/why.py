@@ -281,7 +281,8 @@ def _interrupted(tx: Transaction, task: Task) -> str:
 def _ended(tx: Transaction, task: Task, commands: Commands) -> str:
     assert task.finished_at is not None, task.id
     error = None if task.status is TaskStatus.COMPLETED else tasks.read_error(tx, task.error)
-    by = f" by {phrases.one_line(ended_by(error))}" if ended_by(error) else ""
+    who = ended_by(task.status, error)
+    by = f" by {phrases.one_line(who)}" if who else ""
     ended = f"{task.status.replace('_', ' ')}{by} {phrases.duration(tx.now - task.finished_at)} ago"
     if task.status is not TaskStatus.COMPLETED:
         ended += f": {phrases.failure(error)}"

@@ -191,7 +191,7 @@ def cancel(
         error = client.store.read(tasks.read_error, row.error)
         doubts = client.store.read(_doubts_below, task_id, client.commands)
     if as_json:
-        screen.put_json({**task_shape(row, reason), **end_shape(error), "changed": is_done})
+        screen.put_json({**task_shape(row, reason), **end_shape(row, error), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
         for line in doubts:

@@ -107,7 +107,7 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
             row, reason, error = client.store.read(_with_reason, task_id, lives, client.commands)
             found = client.store.read(sections, task_id, **shown)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
-            screen.put_json({**task_shape(row, reason), **end_shape(error), "why": why_})
+            screen.put_json({**task_shape(row, reason), **end_shape(row, error), "why": why_})
         else:
             screen.put(client.store.read(explain, task_id, **shown))
 

@@ -93,7 +93,7 @@ def _as_json(page: _Page) -> dict[str, Any]:
         **task_shape(page.task, page.because),
         "arguments": page.prompt,
         "result": None if outcome is None else plain_body(outcome.result),
-        **end_shape(None if outcome is None else outcome.error),
+        **end_shape(page.task, None if outcome is None else outcome.error),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
         "questions": page.questions,
         "records": [step_shape(one.step, one.input, page.settled.get(one.step.key or "")) for one in page.seen.records],

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from perdure import codec
+from perdure.errors import Error
 from perdure.model.question import QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
 from perdure.store import instances
@@ -392,6 +393,32 @@ def test_who_cancelled_a_task_and_why_is_shown_afterwards(desk: Desk, story: Sto
     for one in told:
         assert (one["ended_by"], one["ended_because"]) == ("ana", "no longer needed")
     assert desk.run("show", story.ended.task.id, "--json").json["ended_by"] is None
+
+
+@pytest.mark.parametrize("kind", ["shop.Blocked", "perdure.errors.Denied"])
+def test_what_an_agent_s_error_says_of_somebody_is_not_told_as_who_ended_the_task(
+    desk: Desk, world: World, kind: str
+) -> None:
+    claim = world.start()
+    world.fail(claim, Error(kind, "no way through", "permanent", {"by": "proxy-7"}))
+
+    pages = [desk.run(*words).out for words in (("why", claim.task.id), ("show", claim.task.id), ("ps", "--all"))]
+    told = [desk.run(command, claim.task.id, "--json").json for command in ("why", "show")]
+
+    for page in pages:
+        assert "failed" in page and "by proxy-7" not in page
+    for one in told:
+        assert (one["ended_by"], one["ended_because"]) == (None, None)
+
+
+def test_who_decided_not_to_resume_a_task_is_shown_afterwards(desk: Desk, world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    world.recover(claim.task.id)
+    desk.run("deny", "Q1", "--because", "too late", "--by", "ana")
+
+    assert re.search(r"\bfailed by ana .+ ago: ", desk.run("why", claim.task.id).out)
+    assert desk.run("show", claim.task.id, "--json").json["ended_by"] == "ana"
 
 
 def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World) -> None:
