@@ -163,7 +163,7 @@ def settle(
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
         record, given = client.store.read(steps.listing, task_id, after=step - 1, limit=1)[0]
-        by_whom = client.store.read(settled, task_id).get(record.key or "")
+        by_whom = client.store.read(settled, task_id).of(record)
     if as_json:
         screen.put_json({**step_shape(record, given, by_whom), "changed": is_done})
     else:

@@ -143,7 +143,13 @@ def _settle_call(
         cost=step.cost,
     )
     assert ended is not None, step.key
-    told = {"key": step.key, "outcome": steps.outcome_word(result), "by": by or "", "reason": reason or ""}
+    told = {
+        "key": step.key,
+        "try_number": step.try_number,
+        "outcome": steps.outcome_word(result),
+        "by": by or "",
+        "reason": reason or "",
+    }
     events.emit(tx, task.n, _next_seq(tx, task.id), EventKind.CALL_SETTLED, told)
 
 

@@ -10,7 +10,7 @@ from perdure import codec
 from perdure.errors import Error
 from perdure.model.question import QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
-from perdure.store import instances
+from perdure.store import instances, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
 from tests.world import World, packed, timer
@@ -440,3 +440,21 @@ def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World
         assert (record["settled_by"], record["settled_because"]) == ("ana", "it is in the ledger")
     assert again.endswith(" is completed, settled by ana: it is in the ledger; nothing changed\n")
     assert (before[0]["settled_by"], before[0]["settled_because"]) == (None, None)
+
+
+def test_who_settled_a_call_is_told_of_that_try_alone(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for number in (0, 1):
+        world.begin(claim, "pay", name="pay", risk="high", try_number=number)
+        if number == 0:
+            world.end_step(claim, "pay", steps.Result(completed=False, output=packed("no")), risk="high")
+    world.fail(claim)
+    desk.run("settle", claim.task.id, "2", "--happened", "--by", "ana")
+
+    shown = desk.run("show", claim.task.id, "--json").json["records"]
+    effects = desk.run("effects", "--json").json["effects"]
+
+    assert [one["settled_by"] for one in shown if one["name"] == "pay"] == [None, "ana"]
+    assert sorted((one["step"], one["settled_by"]) for one in effects) == [(1, None), (2, "ana")]
+    for words in (("show", claim.task.id), ("why", claim.task.id), ("effects",)):
+        assert desk.run(*words).out.count("settled by ana") == 1
