@@ -20,7 +20,7 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.commands import Commands
+from perdure.commands import VALUE, Commands
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task, tail
@@ -386,6 +386,12 @@ def _no_json(what: str, text: str | None, error: ValueError, *, field: str) -> B
 
 def _value(row: Question, text: str, evidence: Any) -> Any:
     """The answer to an agent's own question, as the type it asked for."""
+    as_json = json.dumps(VALUE)
+    if text.strip() == VALUE:  # A shown command, pasted as it stands, must not decide.
+        how = f"write the answer in its place. For the word itself write {shlex.quote(as_json)}"
+        raise BadInput(f"{row.id}: {VALUE} says nothing; {how}", field="answer")
+    if text.strip() == as_json:
+        text = VALUE
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
     annotation = answers.type_named(wants)
     readings = list(_readings(text, set(answers.alternatives(wants))))

@@ -56,6 +56,20 @@ def test_each_kind_of_answer_is_told_in_words(desk: Desk, world: World) -> None:
     assert "Q4 step_in_doubt? it did not happen, to run without proof that its old worker is dead, by dan, " in said
 
 
+@pytest.mark.parametrize("wants", ["any", "str"])
+def test_a_shown_answer_that_is_pasted_as_it_stands_decides_nothing(desk: Desk, world: World, wants: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="which?", evidence=packed({"wants": wants}))
+
+    pasted = desk.run("answer", "Q1", "VALUE")
+    meant = desk.run("answer", "Q1", '"VALUE"', "--json")
+
+    assert pasted.code == 2
+    assert pasted.err == (
+        "perdure: Q1: VALUE says nothing; write the answer in its place. For the word itself write '\"VALUE\"'\n"
+    )
+    assert (meant.json["answer"], meant.json["changed"]) == ("VALUE", True)
+
+
 def test_json_has_what_was_answered_also_for_who_comes_second(desk: Desk, world: World) -> None:
     claim = world.start()
     world.ask(claim, QuestionKind.ASK, text="which?", step_key="a")
