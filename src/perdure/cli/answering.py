@@ -371,11 +371,8 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
         opening.load(name)
     try:
         answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
-    except BadInput as refused:
-        if text is not None:
-            raise
-        needed = str(refused).partition(": say what")[0]
-        raise BadInput(f"{needed}: say what it returned, with --result JSON", field="result") from None
+    except answers.ResultWanted as wanted:
+        raise BadInput(f"{wanted.fact}: say what it returned, with --result JSON", field="result") from None
     return value
 
 

@@ -228,11 +228,12 @@ def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> Non
     assert desk.run("answer", "Q1", "--happened", "--result", '"r-1"').code == 0
 
 
-def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) -> None:
+@pytest.mark.parametrize("given", [[], ["--result", "null"]])
+def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World, given: list[str]) -> None:
     claim = world.start()
     world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=packed({"tool": "refund", "arguments": {}}))
 
-    refused = desk.run("answer", "Q1", "--happened")
+    refused = desk.run("answer", "Q1", "--happened", *given)
 
     assert refused.code == 2
     assert refused.err == "perdure: Q1: refund returns str: say what it returned, with --result JSON\n"
