@@ -1,4 +1,6 @@
-"""The commands that people are shown. Each is whole, so that it does when it is pasted what stands beside it.
+"""The commands that people are shown. Each is whole, so that it does when it is pasted what stands beside it, but for
+words to fill in first: `VALUE`, the JSON of `--result JSON`, the `…` of `--because "…"` and, where no app is known,
+`MODULE:APP`. As they stand, they are refused and nothing is decided; so are the brackets of what may be left out.
 
 Alternatives are lines of their own: joined by `|` they would be a pipe, in which the shell runs all of them.
 """
@@ -13,6 +15,7 @@ from perdure.model.question import QuestionKind
 Way = tuple[str, str]
 """A command, and what it does."""
 
+VALUE: Final = "VALUE"
 ANY_RESULT: Final = " [--result JSON]"
 
 
@@ -48,7 +51,7 @@ class Commands:
                 unknown = "nobody knows; the agent gets OutcomeUnknown"
                 return self._verdicts(f"answer {question_id}", result, not_happened=runs, give_up=unknown)
             case QuestionKind.ASK:
-                return ((self.line(f"answer {question_id} VALUE"), "the agent gets the value"),)
+                return ((self.line(f"answer {question_id} {VALUE}"), "the agent gets the value"),)
             case QuestionKind.CALL:
                 return ((yes, "the call runs"), (no, "the agent gets Denied, with the reason"))
             case _:

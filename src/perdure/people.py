@@ -10,10 +10,11 @@ from perdure import phrases
 from perdure.errors import Error
 from perdure.model.event import EventKind
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
+from perdure.model.step import Step
 from perdure.model.task import Task, WaitKind
 from perdure.runtime.answers import told
 from perdure.states import QuestionStatus, TaskStatus
-from perdure.store import events, questions, tasks
+from perdure.store import ends, events, questions, tasks
 from perdure.store.database import Transaction
 
 _VERDICTS: Final = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
@@ -29,6 +30,20 @@ class Settled:
 
     def __str__(self) -> str:
         return f"settled by {self.by or 'somebody'}" + (f": {phrases.one_line(self.because)}" if self.because else "")
+
+
+@dataclass(frozen=True, slots=True)
+class SettledCalls:
+    """The calls of a task that somebody settled, by their keys and tries."""
+
+    by_call: Mapping[tuple[str | None, int], Settled]
+
+    def of(self, step: Step) -> Settled | None:
+        """Who settled a call, where somebody did."""
+        return self.by_call.get((step.key, step.try_number))
+
+
+NOBODY: Final = SettledCalls({})
 
 
 def wanted(evidence: object) -> str:
@@ -66,15 +81,16 @@ def answer(tx: Transaction, question: Question) -> str:
             return str(question.status)
 
 
-def settled(tx: Transaction, task_id: str) -> dict[str, Settled]:
-    """The calls of an ended task that somebody settled, by their keys."""
-    told = events.of_either_kind(tx, task_id, EventKind.CALL_SETTLED, EventKind.CALL_SETTLED)
-    return {str(one["key"]): Settled(str(one.get("by", "")), str(one.get("reason", ""))) for _, one in told}
+def settled(tx: Transaction, task_id: str) -> SettledCalls:
+    """The calls of an ended task that somebody settled."""
+    told = events.of_kind(tx, task_id, EventKind.CALL_SETTLED)
+    return SettledCalls({(one["key"], one["try_number"]): Settled(one["by"], one["reason"]) for one in told})
 
 
-def ended_by(error: Error | None) -> str:
-    """Who ended a task that did not end by itself; "" when nobody did."""
-    return "" if error is None else str(error.attributes.get("by") or "")
+def ended_by(status: TaskStatus, error: Error | None) -> str:
+    """Who ended a task that did not end by itself; "" when nobody did. The error of an agent tells nothing of it."""
+    was_ended = status is TaskStatus.CANCELLED or (error is not None and error.type in ends.NOT_RESUMED)
+    return str(error.attributes.get("by") or "") if error is not None and was_ended else ""
 
 
 def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:

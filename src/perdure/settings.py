@@ -32,7 +32,9 @@ class Settings:
     shutdown_grace_s: float = _setting(10.0, 0, 3600, "how long calls in flight may end after a stop signal")
     deadline_grace_s: float = _setting(5.0, 0, 600, "how long an owner may end in good order after its deadline")
     busy_s: float = _setting(10.0, 0.05, 600, "how long to wait for another process's write before saying who holds it")
-    sweep_s: float = _setting(1.0, 0.02, 600, "how often deadlines, timers, recovery are looked at; >= 4 times a lease")
+    sweep_s: float = _setting(
+        1.0, 0.02, 600, "how often deadlines, timers, recovery are looked at; at least 4 times in each lease"
+    )
     poll_ms: float = _setting(250, 5, 60_000, "how often to look for work that no hint told of (1,000 on PostgreSQL)")
     waiting_in_memory: int = _count(256, 0, 100_000, "waiting attempts kept in memory; the longest are set aside first")
     payload_limit_bytes: int = _count(16 << 20, 1024, 1 << 30, "largest single value")

@@ -15,7 +15,7 @@ from perdure.model.instance import Instance
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
-from perdure.people import answers, ended_by, open_questions, settled, wanted
+from perdure.people import NOBODY, answers, ended_by, open_questions, settled, wanted
 from perdure.runtime import zombies
 from perdure.runtime.answers import result_flag
 from perdure.runtime.liveness import Judge
@@ -281,7 +281,8 @@ def _interrupted(tx: Transaction, task: Task) -> str:
 def _ended(tx: Transaction, task: Task, commands: Commands) -> str:
     assert task.finished_at is not None, task.id
     error = None if task.status is TaskStatus.COMPLETED else tasks.read_error(tx, task.error)
-    by = f" by {phrases.one_line(ended_by(error))}" if ended_by(error) else ""
+    who = ended_by(task.status, error)
+    by = f" by {phrases.one_line(who)}" if who else ""
     ended = f"{task.status.replace('_', ' ')}{by} {phrases.duration(tx.now - task.finished_at)} ago"
     if task.status is not TaskStatus.COMPLETED:
         ended += f": {phrases.failure(error)}"
@@ -334,7 +335,7 @@ def _headline(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
 def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
     for question in open_questions(tx, task):
         yield from _of_question(tx, question)
-    settled_by = settled(tx, task.id) if task.status.is_terminal else {}
+    settled_by = settled(tx, task.id) if task.status.is_terminal else NOBODY
     first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
     if first >= 0:
         yield f"{phrases.count(first + 1, 'earlier record')}: {view.commands.line(f'show {task.id}')}"
@@ -346,7 +347,8 @@ def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
         began = f"{what} began {when} in attempt {step.attempt}"
         error = phrases.error_of(step)
         how = "" if error is None else f": {phrases.failure(error)}"
-        how += f", {settled_by[step.key]}" if step.key in settled_by else ""
+        by = settled_by.of(step)
+        how += "" if by is None else f", {by}"
         became = of_child(tx, step) or phrases.outcome(step)
         yield f"step {step.step_index}, {step.risk}: {began}: {became}{how}"
         if step.is_in_doubt and (owner := steps.owner(tx, task.id, step.attempt)) is not None:

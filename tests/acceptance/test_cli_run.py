@@ -407,6 +407,33 @@ def test_a_worker_tells_as_json_what_it_does_an_event_a_line(desk: Desk) -> None
     assert (last["event"], last["handed_back"], last["interrupted"]) == ("stopped", 0, 0)
 
 
+@pytest.mark.parametrize("words", [("run", "loud:agent"), ("worker", "loud:app")])
+def test_with_json_what_an_agent_and_its_processes_print_goes_to_standard_error(
+    desk: Desk, words: tuple[str, str]
+) -> None:
+    (desk.folder / "loud.py").write_text(
+        "import os, subprocess, perdure\n"
+        "print('from the module')\n"
+        "@perdure.agent\n"
+        "async def agent() -> str:\n"
+        "    print('from the agent')\n"
+        "    os.write(1, b'from its code of C\\n')\n"
+        "    subprocess.run(['echo', 'from a process'], check=True)\n"
+        "    return 'done'\n"
+        "app = perdure.App(agents=[agent])\n"
+    )
+    with perdure.sync.Client(str(desk.db)) as client:
+        client.start("agent")
+    with desk.begin(*words, "--json", PERDURE_APP="") as process:
+        lines = hear(process.stdout, '"completed"')
+        said = finish(process, *([signal.SIGTERM] if words[0] == "worker" else []))
+
+    told = [json.loads(line) for line in [*lines, *said.out.splitlines()]]
+    assert told[-1]["event" if words[0] == "worker" else "result"] in ("stopped", "done")
+    for what in ("the module", "the agent", "its code of C", "a process"):
+        assert said.err.count(f"from {what}\n") == 1
+
+
 def test_a_second_signal_leaves_at_once(desk: Desk) -> None:
     slow = desk.folder / "slow.py"
     slow.write_text(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from perdure import people
 from perdure.cli import looking
 from perdure.clock import FakeClock, SeededIds
 from perdure.runtime.liveness import Judge
 from perdure.store import MEMORY, open_store
+from perdure.store.database import Transaction
 from tests.world import World
 
 
@@ -35,3 +37,27 @@ def test_a_page_of_calls_in_doubt_is_full_however_many_calls_run_before_them(lim
             after = page[-1].effect.place
 
     assert found == ["first", "second"]
+
+
+def test_who_settled_calls_is_read_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(tx: Transaction, task_id: str) -> people.SettledCalls:
+        read.append(task_id)
+        return people.settled(tx, task_id)
+
+    monkeypatch.setattr(looking, "settled", counted)
+    with open_store(MEMORY, clock=FakeClock(), ids=SeededIds(1)) as store:
+        world = World(store, FakeClock())
+        claims = [world.start() for _ in range(2)]
+        for claim in claims:
+            for number in range(5):
+                world.record(claim, f"pay-{number}", risk="high")
+            world.complete(claim)
+
+        seen, _ = store.read(
+            looking._effects, since_ms=0, in_doubt=False, after=(-1, 0), limit=100, judge=Judge(lambda _: False)
+        )
+
+    assert len(seen) == 10
+    assert sorted(read) == sorted(claim.task.id for claim in claims)

@@ -20,7 +20,7 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.commands import Commands
+from perdure.commands import VALUE, Commands
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task, tail
@@ -163,7 +163,7 @@ def settle(
         outcome = as_outcome(verdict, tool=record.name, reason=because)
         is_done = client.store.call(ends.settle_call, task_id, step, outcome, by=who(by), reason=because)
         record, given = client.store.read(steps.listing, task_id, after=step - 1, limit=1)[0]
-        by_whom = client.store.read(settled, task_id).get(record.key or "")
+        by_whom = client.store.read(settled, task_id).of(record)
     if as_json:
         screen.put_json({**step_shape(record, given, by_whom), "changed": is_done})
     else:
@@ -191,7 +191,7 @@ def cancel(
         error = client.store.read(tasks.read_error, row.error)
         doubts = client.store.read(_doubts_below, task_id, client.commands)
     if as_json:
-        screen.put_json({**task_shape(row, reason), **end_shape(error), "changed": is_done})
+        screen.put_json({**task_shape(row, reason), **end_shape(row, error), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
         for line in doubts:
@@ -371,11 +371,8 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
         opening.load(name)
     try:
         answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
-    except BadInput as refused:
-        if text is not None:
-            raise
-        needed = str(refused).partition(": say what")[0]
-        raise BadInput(f"{needed}: say what it returned, with --result JSON", field="result") from None
+    except answers.ResultWanted as wanted:
+        raise BadInput(f"{wanted.fact}: say what it returned, with --result JSON", field="result") from None
     return value
 
 
@@ -386,6 +383,12 @@ def _no_json(what: str, text: str | None, error: ValueError, *, field: str) -> B
 
 def _value(row: Question, text: str, evidence: Any) -> Any:
     """The answer to an agent's own question, as the type it asked for."""
+    as_json = json.dumps(VALUE)
+    if text.strip() == VALUE:  # A shown command, pasted as it stands, must not decide.
+        how = f"write the answer in its place. For the word itself write {shlex.quote(as_json)}"
+        raise BadInput(f"{row.id}: {VALUE} says nothing; {how}", field="answer")
+    if text.strip() == as_json:
+        text = VALUE
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
     annotation = answers.type_named(wants)
     readings = list(_readings(text, set(answers.alternatives(wants))))

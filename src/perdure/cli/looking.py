@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,7 +19,7 @@ from perdure.commands import Commands
 from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Task, tail
-from perdure.people import Settled, said, settled, wanted
+from perdure.people import Settled, SettledCalls, said, settled, wanted
 from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
@@ -107,7 +108,7 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
             row, reason, error = client.store.read(_with_reason, task_id, lives, client.commands)
             found = client.store.read(sections, task_id, **shown)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
-            screen.put_json({**task_shape(row, reason), **end_shape(error), "why": why_})
+            screen.put_json({**task_shape(row, reason), **end_shape(row, error), "why": why_})
         else:
             screen.put(client.store.read(explain, task_id, **shown))
 
@@ -317,14 +318,15 @@ class _Seen:
 def _effects(
     tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, judge: Judge
 ) -> tuple[Sequence[_Seen], int]:
+    ended = cache(lambda task_id: _settled_of_ended(tx, task_id))  # Once a task, however many calls it made.
     if not in_doubt:
         found = effect_ops.listing(tx, since_ms=since_ms, after=after, limit=limit)
-        return [_seen(tx, effect, judge) for effect in found], tx.now
+        return [_seen(tx, effect, judge, ended) for effect in found], tx.now
     seen: list[_Seen] = []
     # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
     # however many such calls come first, the next page is read until this one is full.
     while page := effect_ops.open_list(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
-        known = (_seen(tx, effect, judge) for effect in page)
+        known = (_seen(tx, effect, judge, ended) for effect in page)
         seen += (one for one in known if one.outcome != _RUNNING)
         if len(seen) >= limit or len(page) < max(limit, _PAGE):
             break
@@ -332,16 +334,23 @@ def _effects(
     return seen[:limit], tx.now
 
 
-def _seen(tx: Transaction, effect: effect_ops.Effect, judge: Judge) -> _Seen:
+def _settled_of_ended(tx: Transaction, task_id: str) -> SettledCalls | None:
+    """Which calls of a task somebody settled; None while the task goes on."""
+    return settled(tx, task_id) if tasks.get(tx, task_id).status.is_terminal else None
+
+
+def _seen(
+    tx: Transaction, effect: effect_ops.Effect, judge: Judge, ended: Callable[[str], SettledCalls | None]
+) -> _Seen:
     step = effect.step
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
     is_running = effect.is_running and not _has_died(tx, owner, judge)
     outcome = _RUNNING if is_running else phrases.outcome(step)
-    if not tasks.get(tx, step.task_id).status.is_terminal:
+    settled_calls = ended(step.task_id)
+    if settled_calls is None:
         return _Seen(effect, outcome, where, None, is_left=False)
-    by = None if step.outcome is None else settled(tx, step.task_id).get(step.key or "")
-    return _Seen(effect, outcome, where, by, is_left=step.is_in_doubt)
+    return _Seen(effect, outcome, where, settled_calls.of(step), is_left=step.is_in_doubt)
 
 
 def _below_effect(seen: _Seen, commands: Commands) -> list[str]:

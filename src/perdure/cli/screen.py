@@ -6,6 +6,7 @@ Nothing is cut to the width of the screen and nothing drawn around. Text from th
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -19,6 +20,8 @@ from rich.text import Text
 from perdure import phrases
 from perdure.cli.shapes import Json
 
+_STDOUT: Final = 1
+_STDERR: Final = 2
 # Only on a terminal, and only for what a person must not overlook.
 _STYLES: Final[Mapping[str, str]] = {
     "running": "green",
@@ -56,13 +59,41 @@ class _Results:
 
 @contextmanager
 def json_alone() -> Iterator[None]:
-    """Keep standard output for JSON: what agents and their modules print meanwhile goes to standard error."""
-    _Results.kept = sys.stdout
+    """Keep standard output for JSON: what agents, their modules and the processes they start print meanwhile goes to
+    standard error.
+    """
+    with _descriptor_apart() as kept:
+        _Results.kept = kept
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            _Results.kept = None
+
+
+@contextmanager
+def _descriptor_apart() -> Iterator[TextIO]:
+    """A stream to where standard output leads, while its descriptor, which other processes inherit, leads to standard
+    error. Standard output itself where that is no descriptor of this process, as inside a test.
+    """
+    stdout = sys.stdout
     try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _Results.kept = None
+        is_own = (stdout.fileno(), sys.stderr.fileno()) == (_STDOUT, _STDERR)
+    except (OSError, AttributeError):  # A stream in memory, or none.
+        is_own = False
+    if not is_own:
+        yield stdout
+        return
+    stdout.flush()
+    with os.fdopen(os.dup(_STDOUT), "w", encoding=stdout.encoding, errors=stdout.errors) as kept:
+        os.dup2(_STDERR, _STDOUT)
+        try:
+            yield kept
+        finally:
+            try:
+                stdout.flush()
+            finally:
+                os.dup2(kept.fileno(), _STDOUT)
 
 
 def put(text: str = "") -> None:

@@ -119,9 +119,9 @@ def error_shape(error: Error | None) -> dict[str, Json]:
     return {"error": None if error is None else str(error), "error_at": None if error is None else error.place or None}
 
 
-def end_shape(error: Error | None) -> dict[str, Json]:
+def end_shape(task: Task, error: Error | None) -> dict[str, Json]:
     """How a task failed, and who ended it and why, where somebody did."""
-    by = ended_by(error)
+    by = ended_by(task.status, error)
     because = error.message if error is not None and by else None
     return {**error_shape(error), "ended_by": by or None, "ended_because": because}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Attempt, Outcome, Task
-from perdure.people import Settled, answers, settled
+from perdure.people import NOBODY, SettledCalls, answers, settled
 from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
@@ -82,7 +81,7 @@ class _Page:
             for one in reversed(questions.of_task(tx, task_id))
         ]
         self.outcome: Outcome | None = task_lists.outcome(tx, task_id)
-        self.settled = settled(tx, task_id) if self.task.status.is_terminal else {}
+        self.settled = settled(tx, task_id) if self.task.status.is_terminal else NOBODY
         self.seen: Inspection = inspect(tx, task_id, at_step=at_step)
         self.children = {one.step.step_index: of_child(tx, one.step) for one in self.seen.records}
 
@@ -93,10 +92,10 @@ def _as_json(page: _Page) -> dict[str, Any]:
         **task_shape(page.task, page.because),
         "arguments": page.prompt,
         "result": None if outcome is None else plain_body(outcome.result),
-        **end_shape(None if outcome is None else outcome.error),
+        **end_shape(page.task, None if outcome is None else outcome.error),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
         "questions": page.questions,
-        "records": [step_shape(one.step, one.input, page.settled.get(one.step.key or "")) for one in page.seen.records],
+        "records": [step_shape(one.step, one.input, page.settled.of(one.step)) for one in page.seen.records],
         "transcript": [message_shape(one) for one in page.seen.messages],
         "last_step": page.seen.last_step,
         "complete": page.seen.complete,
@@ -152,9 +151,9 @@ def _put_trace(page: _Page) -> None:
     screen.put_rows(shown, head=("STEP", "AT", "KIND", "OUTCOME", "TOOK", "WHAT"), styled=3, below=below)
 
 
-def _below(step: Step, settled_by: Mapping[str, Settled]) -> list[str]:
+def _below(step: Step, settled_by: SettledCalls) -> list[str]:
     """How a call failed, and who settled it."""
-    error, by = phrases.error_of(step), settled_by.get(step.key or "")
+    error, by = phrases.error_of(step), settled_by.of(step)
     return [*([] if error is None else [phrases.failure(error)]), *([] if by is None else [str(by)])]
 
 

@@ -62,6 +62,14 @@ def type_word(annotation: Any) -> str:
     return name or str(annotation).replace("typing.", "")
 
 
+class ResultWanted(BadInput):
+    """A call happened whose tool returns something, and it was not said what. `fact` is that without how to say it."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(f"{fact}: say what it returned, with --result JSON or happened(…)", field="result")
+        self.fact = fact
+
+
 def type_named(word: str) -> Any:
     """The type that `type_word` called so, as far as any process knows it: a class of its author's own is anything."""
     tree = _parsed(word)
@@ -156,7 +164,8 @@ def check_answer(value: Any, wants: str, *, question_id: str) -> None:
 def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -> None:
     """Refuse a result that the tool cannot have returned, by its type on record and by the tool itself if it is here.
 
-    Raises BadInput. What is on record of a type is its name alone: classes of the author's own pass by that.
+    Raises BadInput, for None ResultWanted. What is on record of a type is its name alone: classes of the author's own
+    pass by that.
     """
     tool, word = evidence.get("tool"), str(evidence.get("returns", "any"))
     here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
@@ -165,8 +174,7 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
         return
     word = type_word(here[0]) if here else word
     if value is None:
-        how = "say what it returned, with --result JSON or happened(…)"
-        raise BadInput(f"{question_id}: {tool} returns {word}: {how}", field="result")
+        raise ResultWanted(f"{question_id}: {tool} returns {word}")
     raise BadInput(f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not", field="result")
 
 

@@ -2,7 +2,7 @@
 
 A stand-in is caught by `except TheOriginalClass` and by `except ToolError`; it has the original's text, arguments and
 plain attributes. The original's constructor is never called. On replay the class is found by its name in a loaded
-module, else, if it was made at run time, among the living classes; if it is not there, what it derives from stands for
+module, or, if it was made at run time, among the living classes; if it is not there, what it derives from stands for
 it, and the log says so.
 """
 
@@ -57,32 +57,41 @@ def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
     text = codec.mask_text(text_of(exc), secrets)
     # Sorted as they are stored, so that they come back in the same order.
     name, attributes = class_name(exc), dict(sorted(attributes.items()))
-    base = "" if _find(name) is not None else _nearest(type(exc))
-    return Error(name, text, classify(exc).value, attributes, place_of(exc), base)
+    return Error(name, text, classify(exc).value, attributes, place_of(exc), _base_of(exc, name))
 
 
 def raise_again(error: Error, *, tool: str, live: BaseException | None = None) -> BaseException:
     """The stand-in for a recorded error. `live` is the original when it was raised in this process."""
-    try:
-        stand_in = _instance(_bases(_originals(error, live)), error, tool)
-    # The layouts of two classes of C cannot be joined, or a class has a will of its own about who derives from it.
-    except Exception:  # noqa: BLE001
-        stand_in = _instance((ToolError,), error, tool)
+    base = _find(error.base)
+    stand_in = (
+        _joined(_originals(error, live), error, tool)
+        or _joined([] if base is None else [base], error, tool)
+        or _instance((ToolError,), error, tool)
+    )
     if live is not None:
         stand_in.__cause__ = live
     return stand_in
+
+
+def _joined(originals: Sequence[type[BaseException]], error: Error, tool: str) -> BaseException | None:
+    """The stand-in that all these classes catch; None when there can be none."""
+    try:
+        return _instance(_bases(originals), error, tool)
+    # The layouts of two classes of C cannot be joined, or a class has a will of its own about who derives from it.
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _originals(error: Error, live: BaseException | None) -> list[type[BaseException]]:
     """The classes whose `except` has to catch it. Several only of classes made at run time, which share a name."""
     if isinstance(live, Exception) and not _is_stand_in(type(live)):
         return [type(live)]
-    found = _find(error.type)
-    if found is not None:
-        return [found]
-    base = _find(error.base)
+    found, base = _find(error.type), _find(error.base)
     if base is not None and (living := _living(error.type, base)):
         return living
+    # With a base on record, what has the name was another class then, and is one now unless it has that base too.
+    if found is not None and base is None:
+        return [found]
     if live is None:
         log.warning(_NOT_FOUND, error.type, "ToolError" if base in (None, Exception) else f"ToolError and {error.base}")
     return [] if base is None else [base]
@@ -102,6 +111,7 @@ def _instance(bases: tuple[type[BaseException], ...], error: Error, tool: str) -
     made.args = tuple(given) if isinstance(given, list) else (error.message,)
     made.__dict__["_perdure_text"] = error.message
     made.__dict__["_perdure_place"] = error.place
+    made.__dict__["_perdure_base"] = error.base
     for attribute, value in error.attributes.items():
         if attribute != "args":
             _set(made, attribute, value)
@@ -180,6 +190,13 @@ def _find(name: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
+def _base_of(exc: BaseException, name: str) -> str:
+    """What the class derives from, where it is not the one that a loaded module has under its name; else ""."""
+    if _is_stand_in(type(exc)):
+        return str(exc.__dict__.get("_perdure_base", ""))
+    return "" if _find(name) is type(exc) else _nearest(type(exc))
+
+
 def _nearest(kind: type[BaseException]) -> str:
     """The first base of a class that a loaded module has under its name."""
     above = [one for one in kind.__mro__[1:] if not issubclass(ToolError, one)]
@@ -187,7 +204,11 @@ def _nearest(kind: type[BaseException]) -> str:
 
 
 def _living(name: str, base: type[BaseException]) -> list[type[BaseException]]:
-    """The classes of a name that live in this process, the latest last; none of the stand-ins."""
+    """The classes of a name that live in this process, none of the stand-ins.
+
+    At most 16, of those with the same base the latest. A class is left out where one that derives from it is there:
+    what derives from the latter is caught as both.
+    """
     found: list[type[BaseException]] = []
     seen = {base}
     above = [base]
@@ -198,7 +219,9 @@ def _living(name: str, base: type[BaseException]) -> list[type[BaseException]]:
                 above.append(kind)
                 if name_of(kind) == name:
                     found.append(kind)
-    return found[-_MOST_OF_ONE_NAME:]
+    # No class can be made with a base and, after it, one that derives from that base.
+    passed_by = {one for kind in found for one in kind.__mro__[1:]}
+    return [kind for kind in found if kind not in passed_by][-_MOST_OF_ONE_NAME:]
 
 
 def _is_stand_in(kind: type[BaseException]) -> bool:

@@ -34,6 +34,8 @@ K = load("questions")
 S = load("steps")
 
 DEADLINE_EXCEEDED = "deadline exceeded"
+# The errors of a task that was not resumed. No class of an agent: those have a module in their names.
+NOT_RESUMED = _DENIED, _EXPIRED = ("denied", "expired")
 _OUTCOME_UNKNOWN = f"{OutcomeUnknown.__module__}.{OutcomeUnknown.__qualname__}"
 _QUESTIONS_READ = 1000
 
@@ -92,7 +94,7 @@ def abandon(tx: Transaction, task: Task, *, revision: int, denied: bool, by: str
     message = (f"{by or 'a person'} decided not to resume" if denied else "nobody decided in time") + (
         f": {reason}" if reason and denied else ""
     )
-    error = Error("denied" if denied else "expired", message, "permanent", {"by": by} if by else {})
+    error = Error(_DENIED if denied else _EXPIRED, message, "permanent", {"by": by} if by else {})
     if not _end_one(tx, family.me, "abandon", error, revision):
         return False
     _end_children(tx, family, revision, all_children=False, reason=message)
@@ -141,7 +143,13 @@ def _settle_call(
         cost=step.cost,
     )
     assert ended is not None, step.key
-    told = {"key": step.key, "outcome": steps.outcome_word(result), "by": by or "", "reason": reason or ""}
+    told = {
+        "key": step.key,
+        "try_number": step.try_number,
+        "outcome": steps.outcome_word(result),
+        "by": by or "",
+        "reason": reason or "",
+    }
     events.emit(tx, task.n, _next_seq(tx, task.id), EventKind.CALL_SETTLED, told)
 
 

@@ -53,6 +53,11 @@ def between(
     return [((row[5], row[0]), Event(row[1], row[2], row[3], _mapping(tx, row[4]), row[5])) for row in rows]
 
 
+def of_kind(tx: Transaction, task_id: str, kind: str, *, limit: int = 1000) -> list[Mapping[str, Any]]:
+    """The payloads of a task's events of a kind, newest first."""
+    return [_mapping(tx, payload) for (payload,) in tx.all(Q.of_kind, id=task_id, kind=kind, limit=limit)]
+
+
 def of_either_kind(
     tx: Transaction, task_id: str, kind: str, other: str, *, limit: int = 1000
 ) -> list[tuple[str, Mapping[str, Any]]]:

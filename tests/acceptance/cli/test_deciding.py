@@ -7,9 +7,10 @@ import re
 import pytest
 
 from perdure import codec
+from perdure.errors import Error
 from perdure.model.question import QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
-from perdure.store import instances
+from perdure.store import instances, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
 from tests.world import World, packed, timer
@@ -53,6 +54,20 @@ def test_each_kind_of_answer_is_told_in_words(desk: Desk, world: World) -> None:
     assert "Q2 call? denied, by bob, " in said and ": too dear\n" in said
     assert 'Q3 ask? answered "blue", by cleo, ' in said
     assert "Q4 step_in_doubt? it did not happen, to run without proof that its old worker is dead, by dan, " in said
+
+
+@pytest.mark.parametrize("wants", ["any", "str"])
+def test_a_shown_answer_that_is_pasted_as_it_stands_decides_nothing(desk: Desk, world: World, wants: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="which?", evidence=packed({"wants": wants}))
+
+    pasted = desk.run("answer", "Q1", "VALUE")
+    meant = desk.run("answer", "Q1", '"VALUE"', "--json")
+
+    assert pasted.code == 2
+    assert pasted.err == (
+        "perdure: Q1: VALUE says nothing; write the answer in its place. For the word itself write '\"VALUE\"'\n"
+    )
+    assert (meant.json["answer"], meant.json["changed"]) == ("VALUE", True)
 
 
 def test_json_has_what_was_answered_also_for_who_comes_second(desk: Desk, world: World) -> None:
@@ -213,11 +228,12 @@ def test_a_result_must_be_what_the_tool_returns(desk: Desk, world: World) -> Non
     assert desk.run("answer", "Q1", "--happened", "--result", '"r-1"').code == 0
 
 
-def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World) -> None:
+@pytest.mark.parametrize("given", [[], ["--result", "null"]])
+def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World, given: list[str]) -> None:
     claim = world.start()
     world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=packed({"tool": "refund", "arguments": {}}))
 
-    refused = desk.run("answer", "Q1", "--happened")
+    refused = desk.run("answer", "Q1", "--happened", *given)
 
     assert refused.code == 2
     assert refused.err == "perdure: Q1: refund returns str: say what it returned, with --result JSON\n"
@@ -394,6 +410,32 @@ def test_who_cancelled_a_task_and_why_is_shown_afterwards(desk: Desk, story: Sto
     assert desk.run("show", story.ended.task.id, "--json").json["ended_by"] is None
 
 
+@pytest.mark.parametrize("kind", ["shop.Blocked", "perdure.errors.Denied"])
+def test_what_an_agent_s_error_says_of_somebody_is_not_told_as_who_ended_the_task(
+    desk: Desk, world: World, kind: str
+) -> None:
+    claim = world.start()
+    world.fail(claim, Error(kind, "no way through", "permanent", {"by": "proxy-7"}))
+
+    pages = [desk.run(*words).out for words in (("why", claim.task.id), ("show", claim.task.id), ("ps", "--all"))]
+    told = [desk.run(command, claim.task.id, "--json").json for command in ("why", "show")]
+
+    for page in pages:
+        assert "failed" in page and "by proxy-7" not in page
+    for one in told:
+        assert (one["ended_by"], one["ended_because"]) == (None, None)
+
+
+def test_who_decided_not_to_resume_a_task_is_shown_afterwards(desk: Desk, world: World) -> None:
+    claim = world.start(resume="ask")
+    world.interrupt(claim)
+    world.recover(claim.task.id)
+    desk.run("deny", "Q1", "--because", "too late", "--by", "ana")
+
+    assert re.search(r"\bfailed by ana .+ ago: ", desk.run("why", claim.task.id).out)
+    assert desk.run("show", claim.task.id, "--json").json["ended_by"] == "ana"
+
+
 def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World) -> None:
     claim = world.start()
     step = world.begin(claim, "pay", name="pay", risk="high").step_index
@@ -413,3 +455,21 @@ def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World
         assert (record["settled_by"], record["settled_because"]) == ("ana", "it is in the ledger")
     assert again.endswith(" is completed, settled by ana: it is in the ledger; nothing changed\n")
     assert (before[0]["settled_by"], before[0]["settled_because"]) == (None, None)
+
+
+def test_who_settled_a_call_is_told_of_that_try_alone(desk: Desk, world: World) -> None:
+    claim = world.start()
+    for number in (0, 1):
+        world.begin(claim, "pay", name="pay", risk="high", try_number=number)
+        if number == 0:
+            world.end_step(claim, "pay", steps.Result(completed=False, output=packed("no")), risk="high")
+    world.fail(claim)
+    desk.run("settle", claim.task.id, "2", "--happened", "--by", "ana")
+
+    shown = desk.run("show", claim.task.id, "--json").json["records"]
+    effects = desk.run("effects", "--json").json["effects"]
+
+    assert [one["settled_by"] for one in shown if one["name"] == "pay"] == [None, "ana"]
+    assert sorted((one["step"], one["settled_by"]) for one in effects) == [(1, None), (2, "ana")]
+    for words in (("show", claim.task.id), ("why", claim.task.id), ("effects",)):
+        assert desk.run(*words).out.count("settled by ana") == 1

@@ -29,6 +29,14 @@ FROM (
 ORDER BY f.seq
 LIMIT :limit
 
+-- name: of_kind
+SELECT e.payload
+FROM events e
+JOIN tasks t ON t.n = e.task
+WHERE t.id = :id AND e.kind = :kind
+ORDER BY e.seq DESC
+LIMIT :limit
+
 -- name: of_either_kind
 SELECT e.kind, e.payload
 FROM events e
