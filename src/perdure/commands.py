@@ -78,6 +78,6 @@ class Commands:
 
 
 def aligned(ways: list[Way]) -> list[str]:
-    """Commands and what they do, in two columns."""
+    """Commands and what they do, in two columns, of which the shell reads the first."""
     width = max((len(command) for command, _ in ways), default=0)
-    return [f"{command:<{width}}  {meaning}" for command, meaning in ways]
+    return [f"{command:<{width}}  # {meaning}" for command, meaning in ways]

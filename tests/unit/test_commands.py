@@ -38,5 +38,5 @@ def test_a_worker_is_named_with_its_app_where_it_does_not_know_it() -> None:
 
 
 def test_what_a_command_does_stands_in_a_column_of_its_own() -> None:
-    assert aligned([("a", "one"), ("abc", "two")]) == ["a    one", "abc  two"]
+    assert aligned([("a", "one"), ("abc", "two")]) == ["a    # one", "abc  # two"]
     assert aligned([]) == []

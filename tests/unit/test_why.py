@@ -52,7 +52,7 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
         for index in (pay, ship)
         for verdict in ("--happened [--result JSON]", "--not-happened", "--give-up")
     ]
-    assert [way.split("  ")[-1].split(": ")[0].strip() for way in ways] == ["pay"] * 3 + ["ship"] * 3
+    assert [way.split("  # ")[-1].split(": ")[0].strip() for way in ways] == ["pay"] * 3 + ["ship"] * 3
 
 
 # -- one clause -----------------------------------------------------------------------------

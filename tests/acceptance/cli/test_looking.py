@@ -365,7 +365,7 @@ def test_a_worker_is_named_with_the_app_that_it_must_be_told(
 
     for said, worker in ((known, "worker"), (unknown, "worker MODULE:APP"), (named, f"worker {app}")):
         assert f"start one with perdure {worker}\n" in said
-        assert re.search(rf"^  perdure {worker}  +a worker that has agent nightly", said, re.MULTILINE)
+        assert re.search(rf"^  perdure {worker}  +# a worker that has agent nightly", said, re.MULTILINE)
 
 
 def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(desk: Desk, world: World) -> None:
