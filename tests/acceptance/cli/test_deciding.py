@@ -438,7 +438,7 @@ def test_who_decided_not_to_resume_a_task_is_shown_afterwards(desk: Desk, world:
 
 def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World) -> None:
     claim = world.start()
-    step = world.begin(claim, "pay", name="pay", risk="high").step_index
+    step = world.begin(claim, "pay", name="paid_out", risk="high").step_index
     world.fail(claim)
     before = desk.run("effects", "--json").json["effects"]
     desk.run("settle", claim.task.id, str(step), "--happened", "--by", "ana", "--because", "it is in the ledger")
@@ -460,7 +460,7 @@ def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World
 def test_who_settled_a_call_is_told_of_that_try_alone(desk: Desk, world: World) -> None:
     claim = world.start()
     for number in (0, 1):
-        world.begin(claim, "pay", name="pay", risk="high", try_number=number)
+        world.begin(claim, "pay", name="paid_out", risk="high", try_number=number)
         if number == 0:
             world.end_step(claim, "pay", steps.Result(completed=False, output=packed("no")), risk="high")
     world.fail(claim)
@@ -469,7 +469,7 @@ def test_who_settled_a_call_is_told_of_that_try_alone(desk: Desk, world: World) 
     shown = desk.run("show", claim.task.id, "--json").json["records"]
     effects = desk.run("effects", "--json").json["effects"]
 
-    assert [one["settled_by"] for one in shown if one["name"] == "pay"] == [None, "ana"]
+    assert [one["settled_by"] for one in shown if one["name"] == "paid_out"] == [None, "ana"]
     assert sorted((one["step"], one["settled_by"]) for one in effects) == [(1, None), (2, "ana")]
     for words in (("show", claim.task.id), ("why", claim.task.id), ("effects",)):
         assert desk.run(*words).out.count("settled by ana") == 1
