@@ -1,7 +1,8 @@
 """Files outside the database that only ever grow: what the tools did, and what the store had confirmed.
 
-A line is one `write` of one process and so whole or not there, also under kill -9. It is not synced: this file proves
-what processes did, not what a disk does.
+A line is one `write` of one process. Killed where the file goes on in another page, the process may leave a part of it;
+that line was never there, for its write has not returned. Nothing is synced: this file proves what processes did, not
+what a disk does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Ledger:
 
     def append(self, *fields: str | int) -> None:
         """Add a line; it is in the file when this returns."""
-        os.write(self._fd, json.dumps(fields, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
+        os.write(self._fd, f"\n{line}\n".encode())  # On a line of its own, whatever part was left before it.
 
     def close(self) -> None:
         """Let the file go. Call it once."""
@@ -52,8 +54,11 @@ class Reader:
         """The lines that are new, in their order."""
         body = self._rest + self._stream.read()
         *lines, self._rest = body.split(b"\n")
-        for line in lines:
-            yield json.loads(line)
+        for line in filter(None, lines):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:  # The part of a line whose writer was killed.
+                continue
 
     def close(self) -> None:
         """Let the file go. Safe to repeat."""
