@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
 CUT_OFF = "the call around this one has been cut off"
 
 
@@ -56,9 +55,9 @@ class Scope(Struct):
     token: str = ""
     usage: list[Mapping[str, float]] = field(default_factory=list)
     secrets: tuple[str, ...] = ()  # masked in all that is called or told inside, too
-    around: Scope | None = None
+    around: Scope | None = None  # of the call that made this one
     is_look: bool = False  # inside reconcile: what is called there is called afresh, and stands on no record
-    has_returned: bool = False
+    has_returned: bool = False  # what it left running begins nothing once the attempt ends
     is_over: bool = False  # it was cut off, or is tried again
 
     @property

@@ -45,7 +45,7 @@ class Forks:
 
     @classmethod
     def closed(cls, file: _File) -> None:
-        """SQLite has closed one of its connections to it that this process had opened."""
+        """A store of this process has closed it."""
         cls._open[file] -= 1
         if cls._open[file] <= 0:
             del cls._open[file]

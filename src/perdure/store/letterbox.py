@@ -64,5 +64,5 @@ def open_letterbox(loop: asyncio.AbstractEventLoop, read: Callable[[Letter], Non
         return None
     try:
         return Letterbox(loop, read)
-    except (NotImplementedError, OSError):
+    except (RuntimeError, OSError):  # By the first a loop says that it watches no files.
         return None
