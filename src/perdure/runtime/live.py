@@ -165,35 +165,24 @@ async def complete_call(
 
     `is_found_out`: the call was made by an earlier attempt, and only its outcome is told now.
     """
-    limit = attempt.host.settings.payload_limit_bytes
+    limit, stored = attempt.host.settings.payload_limit_bytes, b""
     try:
-        stored, value = codec.roundtrip(value, annotation=call.annotation, limit=limit)
-    except NotSerializable as exc:
-        refused = NotSerializable(f"the result of {call.name} cannot be stored: {exc}", path=exc.path)
-        await fail_call(
-            attempt,
-            call,
-            step,
-            refused,
-            begun=begun,
+        try:
+            stored, value = codec.roundtrip(value, annotation=call.annotation, limit=limit)
+        except NotSerializable as exc:
+            raise NotSerializable(f"the result of {call.name} cannot be stored: {exc}", path=exc.path) from exc
+        if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
+            stored, value = masked, codec.decode(masked, annotation=call.annotation)
+        result = steps.Result(
+            completed=True,
+            output=codec.pack(stored),
             usage=usage,
             question_id=question_id,
             is_found_out=is_found_out,
             took_ms=took_ms,
         )
-    if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
-        stored, value = masked, codec.decode(masked, annotation=call.annotation)
-    result = steps.Result(
-        completed=True,
-        output=codec.pack(stored),
-        usage=usage,
-        question_id=question_id,
-        is_found_out=is_found_out,
-        took_ms=took_ms,
-    )
-    try:
         await attempt.journal.complete(step, result, begun=begun)
-    except RefusedBySchema as refused:
+    except (NotSerializable, RefusedBySchema) as refused:
         # The call was made; on record as one whose result cannot be stored, it is not asked about, nor made again.
         await fail_call(
             attempt,
