@@ -171,8 +171,9 @@ class Records:
 
     def in_doubt(self) -> list[Step]:
         """Steps above low risk without an outcome that no call has come to, by index."""
-        left = (*self.unused(), *(self._by_key[key] for key in self._left_inside))
-        return sorted((step for step in left if step.is_in_doubt), key=lambda step: step.step_index)
+        keys = self._left_inside.union(*self._unused.values())
+        left = (step for key in keys if (step := self._by_key[key]).is_in_doubt)
+        return sorted(left, key=lambda step: step.step_index)
 
     def in_doubt_under(self, key: str) -> Iterator[Step]:
         """Steps above low risk without an outcome inside the call with this key, the inner ones first."""
