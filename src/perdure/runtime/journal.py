@@ -283,8 +283,10 @@ class Journal:
     ) -> steps.Written:
         began_ms = self.store.clock.now_ms()
         written = await put()
-        record = steps.as_record(step, result, self.task.id, written.step_index, self.task.attempt)
-        self.records.add(structs.replace(record, timestamp=began_ms))
+        attempt = self.task.attempt
+        self.records.add(
+            steps.as_record(step, result, self.task.id, written.step_index, attempt=attempt, began_ms=began_ms)
+        )
         return written
 
     def takes_over(self, key: str, *, began_ms: int) -> None:

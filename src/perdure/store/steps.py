@@ -95,8 +95,10 @@ def with_child(step: NewStep, task_id: str) -> NewStep:
     return structs.replace(step, child_task_id=task_id)
 
 
-def as_record(step: NewStep, result: Result | None, task_id: str, step_index: int, attempt: int) -> Step:
-    """What was just written, as a later replay reads it; times and numbers of events are left out."""
+def as_record(
+    step: NewStep, result: Result | None, task_id: str, step_index: int, *, attempt: int, began_ms: int
+) -> Step:
+    """What was just written, as a later replay reads it; but for the numbers of events, and when it ended."""
     usage = result.usage if result is not None else _NO_USAGE
     return Step(
         task_id=task_id,
@@ -118,7 +120,7 @@ def as_record(step: NewStep, result: Result | None, task_id: str, step_index: in
         cost=usage.cost,
         started_seq=0,
         ended_seq=None,
-        timestamp=0,
+        timestamp=began_ms,
         ended_at=None,
         retried_at=None,
     )
