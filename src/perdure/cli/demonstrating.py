@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.cli import screen
 from perdure.cli.options import Json
 
 
@@ -42,4 +43,4 @@ def demo(
     paths = [*(sources or ()), *(more or ())] or None
     given = {"sources": paths, "kills": kills, "workers": workers, "seed": seed, "copies": copies, "url": url}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    raise typer.Exit(run_demo(**chosen, as_json=as_json))
+    raise typer.Exit(run_demo(**chosen, as_json=as_json, out=screen.results()))

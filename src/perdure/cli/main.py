@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from perdure import phrases
@@ -24,6 +25,15 @@ NO: Final = 1
 USAGE: Final = 2
 NOT_FOUND: Final = 3
 UNREACHABLE: Final = 4
+
+
+class Command(TyperCommand):
+    """A command of whose output JSON is alone on standard output where that is asked for, whatever else prints."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # Typer hands out its own contexts.
+        """Do what it does."""
+        with screen.json_alone() if ctx.params.get("as_json") else nullcontext():
+            return super().invoke(ctx)
 
 
 class Commands(TyperGroup):
@@ -45,6 +55,7 @@ class Commands(TyperGroup):
         return code
 
     def _run(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        screen.open_closed()
         try:
             code = super().main(args, prog_name or "perdure", complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -96,6 +107,8 @@ def perdure(
 
 for group in (running, looking, answering, importing, checking, demonstrating):
     group.add_to(app)
+for command in app.registered_commands:
+    command.cls = Command
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -79,12 +79,11 @@ def run(
     if key is not None and new:
         anew = "another key, or --new without a key, starts anew"
         raise BadInput(f"--key names one task, and --new wants another: give one of them; {anew}", field="key")
-    with screen.json_alone() if as_json else nullcontext():
-        ours, definition = load_agent(agent, app, db)
-        positional, named = read_arguments(definition, words or [])
-        wanted = _wanted(definition, positional, named, key)
-        shown = commands(ours.url, db, app)
-        raise typer.Exit(asyncio.run(_run(ours, wanted, shown, is_new=new, timeout_s=timeout, as_json=as_json)))
+    ours, definition = load_agent(agent, app, db)
+    positional, named = read_arguments(definition, words or [])
+    wanted = _wanted(definition, positional, named, key)
+    shown = commands(ours.url, db, app)
+    raise typer.Exit(asyncio.run(_run(ours, wanted, shown, is_new=new, timeout_s=timeout, as_json=as_json)))
 
 
 def worker(
@@ -109,13 +108,12 @@ def worker(
     """
     if app is not None and app_name is not None:
         raise BadInput("the app is named twice: by its argument and by --app", field="app")
-    with screen.json_alone() if as_json else nullcontext():
-        ours = load_app(app or app_name, db)
-        if permits is not None:
-            main_permits = min(config.settings().main_permits, permits - 1)
-            ours.use(settings={"permits": permits, "main_permits": main_permits})
-        collector.calm_down()
-        raise typer.Exit(asyncio.run(_work(ours, commands(ours.url, db, app or app_name), as_json=as_json)))
+    ours = load_app(app or app_name, db)
+    if permits is not None:
+        main_permits = min(config.settings().main_permits, permits - 1)
+        ours.use(settings={"permits": permits, "main_permits": main_permits})
+    collector.calm_down()
+    raise typer.Exit(asyncio.run(_work(ours, commands(ours.url, db, app or app_name), as_json=as_json)))
 
 
 # -- one task -------------------------------------------------------------------------------

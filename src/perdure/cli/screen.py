@@ -57,6 +57,18 @@ class _Results:
     kept: TextIO | None = None
 
 
+def open_closed() -> None:
+    """Make each standard stream that this process was started without lead nowhere, as who closed it wants.
+
+    Else what is printed has no stream, and the next file to be opened would be taken for standard output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # Takes the lowest number that is free: that of the closed one.
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
+
+
 @contextmanager
 def json_alone() -> Iterator[None]:
     """Keep standard output for JSON: what agents, their modules and the processes they start print meanwhile goes to
@@ -96,6 +108,11 @@ def _descriptor_apart() -> Iterator[TextIO]:
                 os.dup2(kept.fileno(), _STDOUT)
 
 
+def results() -> TextIO:
+    """Where the results of this command go."""
+    return _Results.kept or sys.stdout
+
+
 def put(text: str = "") -> None:
     """Print a line (or several) on standard output."""
     _write(sys.stdout, text)
@@ -127,7 +144,7 @@ def put_result(value: Json) -> None:
 
 def put_json(value: object, *, lines: bool = False) -> None:
     """Print one JSON value; `lines`: on a line of its own, for whoever reads along."""
-    out = _Results.kept or sys.stdout
+    out = results()
     on_terminal = out.isatty()
     indent = 2 if on_terminal and not lines else None
     out.write(json.dumps(value, ensure_ascii=on_terminal, indent=indent) + "\n")

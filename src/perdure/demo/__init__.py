@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 KILLS = 15
 WORKERS = 2
@@ -25,8 +26,9 @@ def run_demo(
     as_json: bool = False,
     copies: int = 1,
     zombies: int | None = None,
+    out: TextIO | None = None,
 ) -> int:
-    """Run the demo and print what happened; 0 when every promise was kept, else 1.
+    """Run the demo and print on `out`, else standard output, what happened; 0 when every promise was kept, else 1.
 
     `sources` are files of recorded runs or folders of them; a small scenario when there are none. Each run is played
     `copies` times. `zombies` workers are frozen past their lease and woken: by default one for every eight kills.
@@ -44,4 +46,5 @@ def run_demo(
         as_json=as_json,
         copies=copies,
         zombies=-(-kills // 8) if zombies is None else zombies,
+        out=out,
     )

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from perdure import phrases
 from perdure.demo import scripts
@@ -38,6 +39,7 @@ def show(
     as_json: bool,
     copies: int,
     zombies: int,
+    out: TextIO | None,
 ) -> int:
     """See `perdure.demo.run_demo`."""
     for name, value, least in (
@@ -53,7 +55,7 @@ def show(
     scripts.keep(folder / "scripts", played)
     plan = plan_for(played, kills=kills, workers=workers, seed=seed, copies=copies, zombies=zombies)
     url = url or str(folder / "demo.db")
-    teller = Teller(as_json=as_json)
+    teller = Teller(as_json=as_json, out=out)
     ledger = Ledger(folder / CONFIRMED)
     with watched(open_store(url, settings=SETTINGS), ledger) as store:
         _refuse_used(store)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from perdure import Client
-from tests.command_line import Desk, finish, hear
+from tests.acceptance.cli.conftest import Story
+from tests.command_line import SOURCE, Desk, finish, hear
 
 
 def test_json_is_alone_on_standard_output_whatever_agents_print(desk: Desk) -> None:
@@ -28,6 +31,38 @@ def test_json_is_alone_on_standard_output_whatever_agents_print(desk: Desk) -> N
     assert apart.err.splitlines()[:2] == ["imported", "slow 1"]
     assert [json.loads(line)["event"] for line in worked.out.splitlines()][-1] == "stopped"
     assert desk.run_apart("run", "slow", "1", "--new").out.startswith("imported\nslow 1\n")
+
+
+def test_json_of_every_command_is_alone_whatever_the_module_of_the_app_prints(desk: Desk, story: Story) -> None:
+    module = desk.folder / f"{desk.module}.py"
+    module.write_text("import os\nprint('imported')\nos.write(1, b'by its code of C\\n')\n" + module.read_text())
+    lead = story.lead.task.id
+    asking = [
+        ["ps"], ["why", lead], ["show", lead], ["questions"], ["effects"], ["doctor"],
+        ["answer", story.question, "--give-up"], ["cancel", lead], ["resume", lead], ["import", str(desk.folder)],
+    ]  # fmt: skip
+
+    for words in asking:
+        said = desk.run_apart(*words, "--json")
+
+        assert isinstance(said.json, dict), words
+        assert said.err.splitlines()[:2] == ["imported", "by its code of C"], words
+
+
+def test_json_with_standard_output_closed_says_nothing_and_is_no_error(desk: Desk) -> None:
+    (desk.folder / f"{desk.module}.py").write_text(
+        "import perdure, subprocess\n@perdure.agent\nasync def loud() -> int:\n"
+        "    subprocess.run(['echo', 'loud'], check=True)\n    return 1\napp = perdure.App(agents=[loud])\n"
+    )
+    told = {"run loud --json": "loud\n", "run loud": "", "ps --all --json": "", "ps": "no open tasks\n"}
+
+    for words, err in told.items():
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m perdure.cli {words} >&-"],
+            env={**desk.environment, "PYTHONPATH": str(SOURCE)}, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+
+        assert (done.returncode, done.stderr) == (0, err), words
 
 
 @pytest.mark.parametrize("command", ["run", "worker"])
