@@ -9,13 +9,17 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from perdure.callables import Duration
 from perdure.codec import ANY
 from perdure.errors import BadInput
+
+_POSITIONAL_ONLY: Final = inspect.Parameter.POSITIONAL_ONLY
+_MANY: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_PLACED: Final = (_POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def bind_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +93,34 @@ def _bind_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         given |= {name: kwargs[name] for name in left if name in kwargs}
     least = code.co_argcount - (0 if defaults is None else len(defaults))
     return given if len(given) == len(names) or all(name in given for name in names[:least]) else None
+
+
+def check_takes_arguments_of(fn: Callable[..., Any], given: Callable[..., Any], name: str) -> None:
+    """Refuse a function that is to be called with the arguments of `fn` and cannot take them, before the first call.
+
+    Raises BadInput where it cannot take all of them, or only those without a default, neither by place nor by name.
+    What tells no signature is not judged.
+    """
+    if not _has_signature(given):
+        return
+    parameters = list(inspect.signature(fn).parameters.values())
+    needed = [one for one in parameters if one.default is one.empty and one.kind not in _MANY]
+    for call in (needed, parameters):
+        by_place, by_name = _misfit(given, call, _PLACED), _misfit(given, call, (_POSITIONAL_ONLY, _MANY[0]))
+        if by_place and by_name:
+            given_as = ", ".join(one.name for one in call) or "nothing"
+            how = f"when it is called as the tool may be, with {given_as}: give it the parameters of the tool"
+            raise BadInput(f"{name} does not fit {called(fn)}: {by_place} {how}", field=name)
+
+
+def _misfit(fn: Callable[..., Any], call: Sequence[inspect.Parameter], placed: Collection[object]) -> str:
+    """Why a function cannot be called with a value for each of these, those of some kinds by place; "" if it can."""
+    places = [one.name for one in call if one.kind in placed]
+    try:
+        inspect.signature(fn).bind(*places, **{one.name: None for one in call if one.kind not in placed})
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -17,7 +17,16 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from perdure import ambient
-from perdure.arguments import bind_arguments, called, hints, instant_ms, returns, seconds, unbind_arguments
+from perdure.arguments import (
+    bind_arguments,
+    called,
+    check_takes_arguments_of,
+    hints,
+    instant_ms,
+    returns,
+    seconds,
+    unbind_arguments,
+)
 from perdure.callables import (
     Agent,
     AgentCall,
@@ -124,7 +133,7 @@ def agent(
         raise BadInput(f"resume is {resume!r}; give 'auto' or 'ask'", field="resume")
     if drift not in ("ask", "error"):
         raise BadInput(f"drift is {drift!r}; give 'ask' or 'error'", field="drift")
-    _check_text(name, "name")
+    _check_name(name)
     _check_text(version, "version")
     _check_budget(budget)
 
@@ -135,7 +144,7 @@ def agent(
                 name or function.__name__,
                 function,
                 version or "",
-                Risk.parse(risk) if risk else Risk.LOW,
+                Risk.LOW if risk is None else Risk.parse(risk),
                 resume,
                 budget or Budget(),
                 None if deadline is None else seconds(deadline, "deadline"),
@@ -182,12 +191,13 @@ def tool(
     """Make a function a tool: inside a task each call of it is recorded. Undeclared risk is high.
 
     `risk` may be a function of the arguments. `idempotent=True` promises that one `current().token` has one effect.
-    `approve` asks `to` before the call. `reconcile(doubt)` finds out what happened to a call that was cut off.
+    `approve`: ask before the call, always or where a function of the arguments says so. `to` is asked that, and what
+    became of a call in doubt. `reconcile(doubt)` finds out what happened to a call that was cut off.
     `timeout` in seconds; a call from high risk up that it cuts off, or that raises one of `ambiguous`, is in doubt.
     Arguments named in `secret` never reach the store: their text is masked in all that is called or told inside, too.
     """
 
-    _check_text(name, "name")
+    _check_name(name)
 
     def decorate(function: Callable[..., Any]) -> Any:
         _check_function(function, "tool")
@@ -404,6 +414,12 @@ def _check_text(value: object, name: str) -> None:
         raise BadInput(f"{name} is {value!r}; give a text", field=name)
 
 
+def _check_name(name: str | None) -> None:
+    _check_text(name, "name")
+    if name is not None and not name.strip():
+        raise BadInput(f"name is {name!r}; give a word, or leave it out for the name of the function", field="name")
+
+
 def _check_budget(budget: object) -> None:
     if budget is not None and not isinstance(budget, Budget):
         shape = "as in perdure.Budget(tokens=100_000)"
@@ -417,12 +433,15 @@ def _several(values: object, name: str, what: str) -> tuple[Any, ...]:
 
 
 def _check_tool(definition: ToolDefinition) -> None:
-    if not isinstance(definition.risk, Risk) and not callable(definition.risk):
-        raise BadInput(
-            f"risk is {definition.risk!r}; give a word, or a function of the arguments that returns one", field="risk"
-        )
+    _check_rule(definition, "risk", Risk, "a word, or a function of the arguments that returns one")
+    _check_rule(definition, "approve", bool, "True, False, or a function of the arguments that returns one")
+    if not isinstance(definition.idempotent, bool):
+        raise BadInput(f"idempotent is {definition.idempotent!r}; give True or False", field="idempotent")
     if not isinstance(definition.to, str):
         raise BadInput(f"to is {definition.to!r}; give the name of who is asked, or an empty text", field="to")
+    if definition.to and definition.risk is Risk.LOW and definition.approve is False:
+        never = f"nobody is ever asked about {definition.name}, which is low risk and needs no approval"
+        raise BadInput(f"to is {definition.to!r}, and {never}: give approve=True too, or leave it out", field="to")
     if definition.reconcile is not None and not callable(definition.reconcile):
         raise BadInput(f"reconcile is {definition.reconcile!r}; give a function of the doubt", field="reconcile")
     listed: Sequence[object] = definition.ambiguous
@@ -437,6 +456,20 @@ def _check_tool(definition: ToolDefinition) -> None:
     for name in definition.secret:
         if name not in parameters:
             raise BadInput(f"{definition.name} has no parameter {name!r} to keep secret", field="secret")
+
+
+def _check_rule(definition: ToolDefinition, name: str, plain: type, what: str) -> None:
+    """Check an option that is a value, or a function of the arguments that tells one."""
+    rule: object = getattr(definition, name)
+    if isinstance(rule, plain):
+        return
+    if not callable(rule) or isinstance(rule, type):
+        raise BadInput(f"{name} is {rule!r}; give {what}", field=name)
+    if inspect.iscoroutinefunction(rule):
+        raise BadInput(
+            f"{name} is asynchronous; give a plain function: what it says counts before the call", field=name
+        )
+    check_takes_arguments_of(definition.fn, rule, name)
 
 
 def _count(value: object, name: str) -> int:

@@ -128,7 +128,10 @@ def test_a_refused_decorator_is_found_in_the_users_module_and_not_in_perdure(des
     (desk.folder / "broken.py").write_text("import perdure\n\n@perdure.tool(risk='hihg')\nasync def f(): ...\n")
     (desk.folder / "spent.py").write_text("import perdure\n\nbudget = perdure.Budget(tokens=-3)\n")
 
+    (desk.folder / "amiss.py").write_text("import perdure\n\n@perdure.tool(approve=lambda: True)\ndef f(a): ...\n")
+
     assert desk.run("run", "spent:agent").err.endswith(f"({desk.folder / 'spent.py'}:3)\n")
+    assert desk.run("run", "amiss:agent").err.endswith(f"({desk.folder / 'amiss.py'}:3)\n")
     for words in (["run", "broken:agent"], ["ps", "--app", "broken:app"], ["worker", "broken:app"]):
         said = desk.run(*words)
         assert said.code == 2

@@ -55,6 +55,15 @@ def clerk(topic: str) -> str:
     return topic
 
 
+class Asks:
+    """Methods as rules, and as tools."""
+
+    def asks(self, a: int, b: int = 1, *, c: int) -> bool:
+        return a + b > c
+
+    def asks_more(self, a: int) -> None: ...
+
+
 def tool_of(tool: object) -> ToolDefinition:
     found = definition_of(tool)
     assert isinstance(found, ToolDefinition)
@@ -139,6 +148,27 @@ def test_risk_may_be_a_function_of_the_arguments() -> None:
     assert tool_of(pay).risk_of((50,), {"to": "ana"}) is Risk.HIGH
 
 
+def test_a_function_of_the_arguments_may_take_them_in_any_way_that_fits() -> None:
+    for fits in (
+        lambda a, b=1, *, c: True,
+        lambda a, *more, c: True,
+        lambda *_, **__: True,
+        lambda x, y=2, /, **by_name: True,
+        lambda a, **_: True,
+        lambda *, a, b=1, c: True,
+        functools.partial(lambda limit, a, b=1, *, c: True, 5),
+        Asks().asks,
+    ):
+        perdure.tool(approve=fits)(_sized)
+    perdure.tool(approve=lambda self, a: True)(Asks.asks_more)
+    perdure.tool(approve=lambda *args, **kwargs: True)(wrong(writer).__wrapped__)
+
+
+def test_who_is_asked_may_be_named_wherever_anything_may_be_asked() -> None:
+    for options in ({}, {"risk": "critical"}, {"risk": "low", "approve": True}, {"risk": lambda: "low"}):
+        assert tool_of(perdure.tool(to="finance", **wrong(options))(_plain)).to == "finance"
+
+
 @pytest.mark.parametrize("word", ["medium", "Low", "none", ""])
 def test_a_risk_function_with_a_word_that_cannot_be_kept_is_refused_at_the_call(word: str) -> None:
     tool = tool_of(perdure.tool(risk=wrong(lambda: word))(_plain))
@@ -191,6 +221,13 @@ def tool_call(bound: perdure.Bound[Any]) -> ToolCall:
 def _plain() -> None: ...
 
 
+def _sized(a: int, b: int = 1, *, c: int) -> None: ...
+
+
+async def _risk_told_later() -> str:
+    return "low"
+
+
 async def _generate() -> Any:
     yield 1
 
@@ -207,6 +244,18 @@ def refusals() -> list[tuple[str, Callable[[], object]]]:
         ("risk", lambda: perdure.tool(risk=wrong(5))(_plain)),
         ("risk", lambda: perdure.tool(risk=wrong("Low"))(_plain)),
         ("risk", lambda: perdure.agent(risk=wrong("hihg"))(_plain)),
+        ("risk", lambda: perdure.agent(risk=wrong(""))(_plain)),
+        ("risk", lambda: perdure.tool(risk=wrong(lambda a: "low"))(_plain)),
+        ("risk", lambda: perdure.tool(risk=wrong(_risk_told_later))(_plain)),
+        ("approve", lambda: perdure.tool(approve=wrong("no"))(_plain)),
+        ("approve", lambda: perdure.tool(approve=wrong(3))(_plain)),
+        ("approve", lambda: perdure.tool(approve=wrong(None))(_plain)),
+        ("approve", lambda: perdure.tool(approve=lambda: True)(_sized)),
+        ("approve", lambda: perdure.tool(approve=lambda a, b: True)(_sized)),
+        ("approve", lambda: perdure.tool(approve=lambda a, b=1: True)(_sized)),
+        ("approve", lambda: perdure.tool(approve=lambda a, b=1, *, c, d: True)(_sized)),
+        ("to", lambda: perdure.tool(risk="low", to="finance")(_plain)),
+        ("idempotent", lambda: perdure.tool(idempotent=wrong("no"))(_plain)),
         ("timeout", lambda: perdure.tool(timeout=-1)(_plain)),
         ("timeout", lambda: perdure.tool(timeout=True)(_plain)),
         ("timeout", lambda: send.options(timeout=float("nan"))),
@@ -235,6 +284,8 @@ def refusals() -> list[tuple[str, Callable[[], object]]]:
         ("version", lambda: perdure.agent(version=wrong(2))),
         ("name", lambda: perdure.agent(name=wrong(2))),
         ("name", lambda: perdure.tool(name=wrong(2))),
+        ("name", lambda: perdure.agent(name="")),
+        ("name", lambda: perdure.tool(name=" ")),
         ("url", lambda: perdure.App(wrong(42), agents=[writer])),
         ("url", lambda: perdure.App(agents=[writer]).use(wrong(Path("x.db")))),
         ("agents", lambda: perdure.App(agents=wrong(3))),
@@ -269,6 +320,14 @@ def test_a_bad_value_is_refused_with_its_name(field: str, attempt: Callable[[], 
         (lambda: perdure.tool(wrong("search")), "to name it write @tool(name='search') above its def"),
         (lambda: perdure.agent(len), "write one that calls it: @agent above `async def …`"),
         (lambda: perdure.agent(budget=wrong(5)), "budget is 5; give a perdure.Budget"),
+        (
+            lambda: perdure.tool(approve=lambda a: True)(_sized),
+            "unexpected keyword argument 'c' when it is called as the tool may be, with a, c: give it the parameters",
+        ),
+        (
+            lambda: perdure.tool(risk="low", to="finance")(_plain),
+            "nobody is ever asked about _plain, which is low risk and needs no approval: give approve=True too",
+        ),
     ],
 )
 def test_a_refusal_says_what_to_write(attempt: Callable[[], object], text: str) -> None:
