@@ -49,6 +49,12 @@ def test_arguments_may_be_named(desk: Desk) -> None:
     assert desk.run("run", "writer", "n=2", "topic=hi").out == "HI HI\n"
 
 
+def test_a_negative_number_is_an_argument(desk: Desk) -> None:
+    assert desk.run("run", "slow", "-1").out == "-1\n"
+    assert "boom -5" in desk.run("run", "failing", "-5").err
+    assert desk.run("run", "writer", "--", "--topic").out == "--TOPIC\n"
+
+
 def test_an_agent_is_found_by_module_or_in_the_app(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PERDURE_APP")
 

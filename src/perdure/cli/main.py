@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,9 +27,20 @@ USAGE: Final = 2
 NOT_FOUND: Final = 3
 UNREACHABLE: Final = 4
 
+_NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_TAKES_TEXT: Final = ("run", "answer")
+
 
 class Command(TyperCommand):
-    """A command of whose output JSON is alone on standard output where that is asked for, whatever else prints."""
+    """A command that takes negative numbers as arguments, and whose JSON is alone on standard output."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # As below.
+        """Read its words. What begins with a dash and is neither an option nor a number is refused."""
+        positive = [word[1:] if _NEGATIVE.fullmatch(word) else word for word in args]
+        if positive != args:
+            self.make_parser(ctx).parse_args(positive)  # Raises NoSuchOption for any other unknown option.
+            ctx.ignore_unknown_options = True
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # Typer hands out its own contexts.
         """Do what it does."""
@@ -64,7 +76,7 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return NO
         except TyperException as error:
-            dash = "; write -- before arguments that begin with a dash" if _is_run_with_dash(error) else ""
+            dash = "; write -- before an argument that begins with a dash" if _may_be_text(error) else ""
             return _complain(f"{error.format_message()}{dash} (--help tells more)", USAGE)
         except typer.Abort:
             return _complain("stopped", NO)
@@ -130,9 +142,10 @@ def exit_code(error: PerdureError) -> int:
             return NO
 
 
-def _is_run_with_dash(error: TyperException) -> bool:
+def _may_be_text(error: TyperException) -> bool:
+    """Whether what was no option may have been meant as an argument."""
     context = getattr(error, "ctx", None)
-    return context is not None and context.command.name == "run" and hasattr(error, "option_name")
+    return context is not None and context.command.name in _TAKES_TEXT and hasattr(error, "option_name")
 
 
 def _complain(text: str, code: int) -> int:

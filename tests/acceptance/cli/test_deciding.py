@@ -293,6 +293,7 @@ def test_what_is_wanted_is_shown_and_judged_without_the_code_of_the_agent(
 @pytest.mark.parametrize(
     ("wants", "word", "value"),
     [("bool", "yes", True), ("bool", "no", False), ("int", "7", 7), ("float", "1", 1.0), ("str", "7", "7"),
+     ("int", "-5", -5), ("float", "-2.5", -2.5), ("float", "-1e-3", -0.001), ("any", "-0", 0), ("str", "-7.", "-7."),
      ("any", '{"a": 1}', {"a": 1}), ("any", "plain", "plain"), ("any", "yes", "yes"), ("str | None", "null", None),
      ("str | None", "7", "7"), ("bool | None", "yes", True), ("int | None", "7", 7), ("Decimal", "1.50", "1.50"),
      ("Path | None", "7", "7"), ("datetime", "2026-01-31T09:00:00Z", "2026-01-31T09:00:00Z")],
