@@ -1,12 +1,13 @@
 """The commands that people are shown. Each is whole, so that it does when it is pasted what stands beside it, but for
 words to fill in first: `VALUE`, the JSON of `--result JSON`, the `…` of `--because "…"` and, where no app is known,
-`MODULE:APP`. As they stand, they are refused and nothing is decided; so are the brackets of what may be left out.
+`MODULE:APP`. As they stand, they are refused and nothing is decided. What may be left out is a line of its own.
 
 Alternatives are lines of their own: joined by `|` they would be a pipe, in which the shell runs all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,10 @@ Way = tuple[str, str]
 """A command, and what it does."""
 
 VALUE: Final = "VALUE"
-ANY_RESULT: Final = " [--result JSON]"
+NO_RESULT: Final = ""
+RESULT: Final = " --result JSON"
+ANY_RESULT: Final = (NO_RESULT, RESULT)
+"""What "it happened" may go on with where nobody knows whether the call returns something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,10 @@ class Commands:
         """The command that starts a worker."""
         return self.line(f"worker {self.app}" if self.app else "worker")
 
-    def answer(self, question_id: str, kind: str, *, result: str = ANY_RESULT) -> tuple[Way, ...]:
+    def answer(self, question_id: str, kind: str, *, results: Sequence[str] = ANY_RESULT) -> tuple[Way, ...]:
         """Each command that answers a question.
 
-        `result` is what "it happened" goes on with: the result of the call, where its tool has one.
+        `results` is what "it happened" may go on with: the result of the call, nothing, or either.
         """
         yes = self.line(f"approve {question_id}")
         no = self.line(f'deny {question_id} --because "…"')
@@ -49,7 +53,7 @@ class Commands:
             case QuestionKind.STEP_IN_DOUBT:
                 runs = "it did not; it runs, once its old worker is proven dead"
                 unknown = "nobody knows; the agent gets OutcomeUnknown"
-                return self._verdicts(f"answer {question_id}", result, not_happened=runs, give_up=unknown)
+                return self._verdicts(f"answer {question_id}", results, not_happened=runs, give_up=unknown)
             case QuestionKind.ASK:
                 return ((self.line(f"answer {question_id} {VALUE}"), "the agent gets the value"),)
             case QuestionKind.CALL:
@@ -61,23 +65,22 @@ class Commands:
         """The command that runs a call again without proof that its old worker is dead."""
         return self.line(f"answer {question_id} --not-happened --anyway"), "run it without that proof"
 
-    def settle(self, task_id: str, step: int, name: str) -> tuple[Way, ...]:
+    def settle(self, task_id: str, step: int, *, results: Sequence[str] = ANY_RESULT) -> tuple[Way, ...]:
         """Each command that says what became of a call which an ended task left in doubt."""
-        ways = self._verdicts(
-            f"settle {task_id} {step}", ANY_RESULT, not_happened="it did not", give_up="nobody can find out"
-        )
-        return tuple((command, f"{name}: {meaning}") for command, meaning in ways)
+        unknown = "nobody can find out"
+        return self._verdicts(f"settle {task_id} {step}", results, not_happened="it did not", give_up=unknown)
 
-    def _verdicts(self, words: str, result: str, *, not_happened: str, give_up: str) -> tuple[Way, ...]:
-        returned = "; JSON is what it returned" if result else ""
+    def _verdicts(self, words: str, results: Sequence[str], *, not_happened: str, give_up: str) -> tuple[Way, ...]:
+        nothing = " and returned nothing" if RESULT in results else ""
+        returned = {NO_RESULT: f"it happened{nothing}", RESULT: "it happened, and JSON is what it returned"}
         return (
-            (self.line(f"{words} --happened{result}"), f"it happened{returned}"),
+            *((self.line(f"{words} --happened{result}"), returned[result]) for result in results),
             (self.line(f"{words} --not-happened"), not_happened),
             (self.line(f"{words} --give-up"), give_up),
         )
 
 
-def aligned(ways: list[Way]) -> list[str]:
+def aligned(ways: Sequence[Way]) -> list[str]:
     """Commands and what they do, in two columns, of which the shell reads the first."""
     width = max((len(command) for command, _ in ways), default=0)
     return [f"{command:<{width}}  # {meaning}" for command, meaning in ways]

@@ -3,9 +3,9 @@
     resumed assistant …7Q2M at step 6: 3 model calls, 2 tool calls from the record (4,180 tokens not bought again)
     recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did send_email(to="team@example.org") happen?
     waits for you: did send_email(to="team@example.org") happen?
-      perdure answer Q19 --happened --result JSON
-      perdure answer Q19 --not-happened
-      perdure answer Q19 --give-up
+      perdure answer Q19 --happened --result JSON  # it happened, and JSON is what it returned
+      perdure answer Q19 --not-happened            # it did not; it runs, once its old worker is proven dead
+      perdure answer Q19 --give-up                 # nobody knows; the agent gets OutcomeUnknown
     took up 2 tasks: 2 resumed at step 7 and 4
     took over 500: 493 running, 7 questions
     other tasks of this app: 2 taken up, 1 question (perdure questions)
@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure import phrases
-from perdure.commands import ANY_RESULT, Commands
+from perdure.commands import ANY_RESULT, Commands, aligned
 from perdure.errors import BadInput, PerdureError
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import tail
 from perdure.people import wanted
-from perdure.runtime.answers import result_flag
+from perdure.runtime.answers import result_flags
 from perdure.store import questions
 from perdure.store.database import Transaction
 
@@ -49,14 +49,14 @@ class Asked:
     to: str
     task_id: str
     wants: str = ""
-    result: str = ANY_RESULT
+    results: tuple[str, ...] = ANY_RESULT
 
     @classmethod
     def of(cls, question: Question, evidence: object) -> Asked:
         """The question of a row, with what it rests on."""
         wants = wanted(evidence) if question.kind is QuestionKind.ASK else ""
         told = question.id, question.kind, question.text, question.to, question.task_id
-        return cls(*told, wants, result_flag(evidence))
+        return cls(*told, wants, result_flags(evidence))
 
 
 class News:
@@ -276,9 +276,9 @@ def unmanned_line(facts: Mapping[str, Any]) -> str:
 def asked_lines(one: Asked, commands: Commands) -> list[str]:
     """What is asked, of whom, and under it the commands that answer, one a line."""
     wants = f"  ({one.wants})" if one.wants else ""
-    ways = commands.answer(one.id, one.kind, result=one.result)
+    ways = aligned(commands.answer(one.id, one.kind, results=one.results))
     text = phrases.one_line(one.text, limit=400)
-    return [f"waits for {one.to or 'you'}: {text}{wants}", *(f"  {command}" for command, _ in ways)]
+    return [f"waits for {one.to or 'you'}: {text}{wants}", *(f"  {way}" for way in ways)]
 
 
 def _looked_up(tx: Transaction, ids: list[str]) -> dict[str, Asked]:

@@ -17,7 +17,7 @@ from perdure.model.step import Step
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.people import NOBODY, answers, ended_by, open_questions, settled, wanted
 from perdure.runtime import zombies
-from perdure.runtime.answers import result_flag
+from perdure.runtime.answers import result_flags
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -420,9 +420,17 @@ def moves(tx: Transaction, task: Task, *, commands: Commands = _MEANT, judge: Ju
         yield from aligned(list(_moves(tx, task, _View(judge, commands))))
         return
     left = effects.left_in_doubt(tx, task)
-    yield from aligned([way for index, name, _ in left for way in commands.settle(task.id, index, name)])
+    for index, name, _ in left:
+        ways = settling(tx, steps.at_index(tx, task.id, index), commands)
+        yield from aligned([(command, f"{name}: {meaning}") for command, meaning in ways])
     if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
         yield stays(task.status)
+
+
+def settling(tx: Transaction, step: Step, commands: Commands) -> tuple[Way, ...]:
+    """The commands that settle a call which an ended task left in doubt, with what its tool may have returned."""
+    results = result_flags({**questions.evidence_of_step(tx, step), "tool": step.name})
+    return commands.settle(step.task_id, step.step_index, results=results)
 
 
 def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
@@ -430,8 +438,8 @@ def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
     is_late = bool(too_late(tx, task, judge=view.judge))
     asked = [] if is_late else open_questions(tx, task)
     for question in asked:
-        result = result_flag(questions.evidence(tx, question))
-        yield from commands.answer(question.id, question.kind, result=result)
+        results = result_flags(questions.evidence(tx, question))
+        yield from commands.answer(question.id, question.kind, results=results)
     if task.status is TaskStatus.INTERRUPTED and not asked and not is_late:
         yield commands.line(f"resume {task.id}"), "decide now, without waiting for a worker"
     for child in task_lists.children(tx, task.id):
@@ -446,9 +454,8 @@ def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
     if is_late:
         yield commands.worker, "a worker ends it as timed out"
     elif needs_worker(tx, task, judge=view.judge):
-        yield commands.worker, f"a worker that has agent {task.agent} goes on with it"
-        if task.parent_task_id is None:
-            yield commands.line("run …"), "the line that began it, once more: so does that"
+        too = "; so does the line that began it, once more" if task.parent_task_id is None else ""
+        yield commands.worker, f"a worker that has agent {task.agent} goes on with it{too}"
     yield commands.line(f"cancel {task.id}"), "end it and everything below it"
 
 

@@ -264,9 +264,9 @@ def test_a_killed_run_goes_on_with_the_same_line_and_asks_about_the_call_in_doub
     assert "at step 4: 1 model call, 1 tool call from the record (940 tokens not bought again)" in resumed
     assert waits == [
         'waits for you: did send_email(to="team@example.org", body="hello") happen?',
-        "  perdure answer Q1 --happened --result JSON",
-        "  perdure answer Q1 --not-happened",
-        "  perdure answer Q1 --give-up",
+        "  perdure answer Q1 --happened --result JSON  # it happened, and JSON is what it returned",
+        "  perdure answer Q1 --not-happened            # it did not; it runs, once its old worker is proven dead",
+        "  perdure answer Q1 --give-up                 # nobody knows; the agent gets OutcomeUnknown",
     ]
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert desk.run("run", "writer", "hello").out == "HELLO\n"

@@ -7,6 +7,7 @@ import pytest
 from perdure import people
 from perdure.cli import looking
 from perdure.clock import FakeClock, SeededIds
+from perdure.commands import Commands
 from perdure.runtime.liveness import Judge
 from perdure.store import MEMORY, open_store
 from perdure.store.database import Transaction
@@ -31,7 +32,7 @@ def test_a_page_of_calls_in_doubt_is_full_however_many_calls_run_before_them(lim
             in_doubt=True,
             after=after,
             limit=limit,
-            judge=Judge(lambda one: one.id == dead.id),
+            view=looking._View(Judge(lambda one: one.id == dead.id), Commands()),
         )[0]:
             found += [one.effect.step.key or "" for one in page]
             after = page[-1].effect.place
@@ -56,7 +57,12 @@ def test_who_settled_calls_is_read_once_a_task(monkeypatch: pytest.MonkeyPatch) 
             world.complete(claim)
 
         seen, _ = store.read(
-            looking._effects, since_ms=0, in_doubt=False, after=(-1, 0), limit=100, judge=Judge(lambda _: False)
+            looking._effects,
+            since_ms=0,
+            in_doubt=False,
+            after=(-1, 0),
+            limit=100,
+            view=looking._View(Judge(), Commands()),
         )
 
     assert len(seen) == 10

@@ -47,6 +47,9 @@ def test_a_task_whose_records_saved_no_call_is_told_all_the_same() -> None:
     assert news.lines() == ["resumed lead …0001 at step 1"]
 
 
+NOT_HAPPENED = "it did not; it runs, once its old worker is proven dead"
+
+
 def test_several_recovered_tasks_are_one_line() -> None:
     news = News(commands=Commands(" --db a.db"))
     for number in (1, 2, 3):
@@ -63,9 +66,10 @@ def test_several_recovered_tasks_are_one_line() -> None:
         "recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did it happen?",
         "  1 model call, 2 tool calls from the record (10 tokens not bought again)",
         "  waits for you: did it happen?",
-        "    perdure answer Q19 --happened [--result JSON] --db a.db",
-        "    perdure answer Q19 --not-happened --db a.db",
-        "    perdure answer Q19 --give-up --db a.db",
+        "    perdure answer Q19 --happened --db a.db                # it happened and returned nothing",
+        "    perdure answer Q19 --happened --result JSON --db a.db  # it happened, and JSON is what it returned",
+        f"    perdure answer Q19 --not-happened --db a.db            # {NOT_HAPPENED}",
+        "    perdure answer Q19 --give-up --db a.db                 # nobody knows; the agent gets OutcomeUnknown",
     ]
 
 
@@ -86,8 +90,8 @@ def test_a_question_of_a_task_that_was_begun_here_is_told_alone() -> None:
 
     assert news.lines() == [
         "waits for finance: may it run?",
-        "  perdure approve Q3",
-        '  perdure deny Q3 --because "…"',
+        "  perdure approve Q3             # the call runs",
+        '  perdure deny Q3 --because "…"  # the agent gets Denied, with the reason',
     ]
 
 
@@ -153,7 +157,7 @@ def test_the_news_of_other_tasks_is_a_count() -> None:
 
     assert news.lines() == [
         "waits for you: which?",
-        "  perdure answer Q4 VALUE --db a.db",
+        "  perdure answer Q4 VALUE --db a.db  # the agent gets the value",
         "other tasks of this app: 1 taken up, 1 question (perdure questions --db a.db)",
     ]
 

@@ -46,13 +46,13 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
 
     page = explain(world, claim.task.id, commands=Commands(" --db x.db"))
 
-    ways = page[page.index("what moves it on\n") :].splitlines()[1:7]
+    ways = page[page.index("what moves it on\n") :].splitlines()[1:9]
     assert [way.split("  ")[1] for way in ways] == [
         f"perdure settle {claim.task.id} {index} {verdict} --db x.db"
         for index in (pay, ship)
-        for verdict in ("--happened [--result JSON]", "--not-happened", "--give-up")
+        for verdict in ("--happened", "--happened --result JSON", "--not-happened", "--give-up")
     ]
-    assert [way.split("  # ")[-1].split(": ")[0].strip() for way in ways] == ["pay"] * 3 + ["ship"] * 3
+    assert [way.split("  # ")[-1].split(": ")[0].strip() for way in ways] == ["pay"] * 4 + ["ship"] * 4
 
 
 # -- one clause -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -15,18 +15,19 @@ from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
 from perdure.cli.options import After, AppName, Db, Json, Limit, TaskId
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
-from perdure.commands import Commands
+from perdure.commands import Commands, aligned
 from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
+from perdure.model.step import Step
 from perdure.model.task import Task, tail
-from perdure.people import Settled, SettledCalls, said, settled, wanted
+from perdure.people import Settled, SettledCalls, open_questions, said, settled, wanted
 from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, sections, too_late
+from perdure.why import because, explain, sections, settling, too_late
 
 _RUNNING: Final = "running"
 _PAGE: Final = 100
@@ -171,14 +172,19 @@ def effects(
 ) -> None:
     """List calls that may have changed the world.
 
-    Oldest first, each with its outcome and where it ran. Calls of low risk are left out. Under one that an ended task
-    left in doubt stand the commands that settle it, and under one that was settled who did.
+    Oldest first, each with its outcome and where it ran. Calls of low risk are left out. Under one in doubt stand
+    the commands that decide about it, and under one that was settled who did.
     """
     at, n = (-1, 0) if after is None else _place(after, parts=2)
     with opened(db, app) as client:
         since_ms = parse_since(since, now_ms=client.store.clock.now_ms()) if since else 0
         found, now = client.store.read(
-            _effects, since_ms=since_ms, in_doubt=in_doubt, after=(at, n), limit=limit, judge=judge(client.store)
+            _effects,
+            since_ms=since_ms,
+            in_doubt=in_doubt,
+            after=(at, n),
+            limit=limit,
+            view=_View(judge(client.store), client.commands),
         )
     following = "-".join(map(str, found[-1].effect.place)) if len(found) == limit else None
     if as_json:
@@ -204,7 +210,7 @@ def effects(
         ],
         head=("BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "STEP", "WHERE"),
         styled=3,
-        below=[_below_effect(one, client.commands) for one in found],
+        below=[_below_effect(one) for one in found],
     )
     if not found:
         screen.note("no calls in doubt" if in_doubt else "no calls that may have changed the world")
@@ -282,9 +288,8 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     details = _details(question, asked.evidence, now)
     if asked.late:
         return [*([details] if details else []), asked.late]
-    result = answers.result_flag(asked.evidence)
-    ways = commands.answer(question.id, question.kind, result=result)
-    return [*([details] if details else []), *(command for command, _ in ways)]
+    ways = commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))
+    return [*([details] if details else []), *aligned(ways)]
 
 
 def _details(question: Question, evidence: Any, now: int) -> str:
@@ -306,27 +311,34 @@ def _details(question: Question, evidence: Any, now: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A call, what is known of its outcome, where it ran, and who settled it or whether somebody must."""
+    """A call, what is known of its outcome, where it ran, who settled it, and what decides about one in doubt."""
 
     effect: effect_ops.Effect
     outcome: str
     where: str
     settled: Settled | None
-    is_left: bool
+    ways: Sequence[str] = ()
+
+
+class _View(NamedTuple):
+    """From where one looks at calls: who is known to be dead, and the commands that find the database."""
+
+    judge: Judge
+    commands: Commands
 
 
 def _effects(
-    tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, judge: Judge
+    tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, view: _View
 ) -> tuple[Sequence[_Seen], int]:
     ended = cache(lambda task_id: _settled_of_ended(tx, task_id))  # Once a task, however many calls it made.
     if not in_doubt:
         found = effect_ops.listing(tx, since_ms=since_ms, after=after, limit=limit)
-        return [_seen(tx, effect, judge, ended) for effect in found], tx.now
+        return [_seen(tx, effect, view, ended) for effect in found], tx.now
     seen: list[_Seen] = []
     # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
     # however many such calls come first, the next page is read until this one is full.
     while page := effect_ops.open_list(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
-        known = (_seen(tx, effect, judge, ended) for effect in page)
+        known = (_seen(tx, effect, view, ended) for effect in page)
         seen += (one for one in known if one.outcome != _RUNNING)
         if len(seen) >= limit or len(page) < max(limit, _PAGE):
             break
@@ -340,24 +352,35 @@ def _settled_of_ended(tx: Transaction, task_id: str) -> SettledCalls | None:
 
 
 def _seen(
-    tx: Transaction, effect: effect_ops.Effect, judge: Judge, ended: Callable[[str], SettledCalls | None]
+    tx: Transaction, effect: effect_ops.Effect, view: _View, ended: Callable[[str], SettledCalls | None]
 ) -> _Seen:
     step = effect.step
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
-    is_running = effect.is_running and not _has_died(tx, owner, judge)
-    outcome = _RUNNING if is_running else phrases.outcome(step)
+    if effect.is_running and not _has_died(tx, owner, view.judge):
+        return _Seen(effect, _RUNNING, where, None)
     settled_calls = ended(step.task_id)
-    if settled_calls is None:
-        return _Seen(effect, outcome, where, None, is_left=False)
-    return _Seen(effect, outcome, where, settled_calls.of(step), is_left=step.is_in_doubt)
+    by = None if settled_calls is None else settled_calls.of(step)
+    ways: Sequence[str] = ()
+    if step.is_in_doubt:
+        ways = _deciding(tx, step, view) if settled_calls is None else aligned(settling(tx, step, view.commands))
+    return _Seen(effect, phrases.outcome(step), where, by, ways)
 
 
-def _below_effect(seen: _Seen, commands: Commands) -> list[str]:
-    if seen.settled is not None:
-        return [str(seen.settled)]
-    step = seen.effect.step
-    return [command for command, _ in commands.settle(step.task_id, step.step_index, step.name)] if seen.is_left else []
+def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
+    """What decides about a call in doubt of a task that goes on: its question, as `questions` shows it, or `why`."""
+    task = tasks.get(tx, step.task_id)
+    if late := too_late(tx, task, judge=view.judge, commands=view.commands):
+        return [late]
+    for one in open_questions(tx, task):
+        if one.kind is QuestionKind.STEP_IN_DOUBT and one.step_key == step.key:
+            results = answers.result_flags(questions.evidence(tx, one))
+            return aligned(view.commands.answer(one.id, one.kind, results=results))
+    return aligned([(view.commands.line(f"why {task.id}"), "what decides about it")])
+
+
+def _below_effect(seen: _Seen) -> Sequence[str]:
+    return seen.ways if seen.settled is None else [str(seen.settled)]
 
 
 def _has_died(tx: Transaction, owner: steps.Owner | None, judge: Judge) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final, get_args, get_origin
 
 from perdure import codec, phrases
 from perdure.codec.fitting import fits
+from perdure.commands import ANY_RESULT, NO_RESULT, RESULT
 from perdure.definitions import returns, tools_named
 from perdure.errors import BadInput
 
@@ -167,26 +168,28 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
     Raises BadInput, for None ResultWanted. What is on record of a type is its name alone: classes of the author's own
     pass by that.
     """
-    tool, word = evidence.get("tool"), str(evidence.get("returns", "any"))
-    here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
-    judges = here or [type_named(word)]
+    judges = _judges(evidence)
     if any(is_of_type(value, one) for one in judges):
         return
-    word = type_word(here[0]) if here else word
+    tool, word = evidence.get("tool"), type_word(judges[0])
     if value is None:
         raise ResultWanted(f"{question_id}: {tool} returns {word}")
     raise BadInput(f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not", field="result")
 
 
-def result_flag(evidence: object) -> str:
-    """How the command that says "it happened" goes on for this tool: with a result, without one, or with any."""
-    word = str(evidence.get("returns", "any")) if isinstance(evidence, Mapping) else "any"
-    annotation = type_named(word)
-    if annotation is codec.ANY:
-        return " [--result JSON]"
-    if annotation is types.NoneType:
-        return ""
-    return " [--result JSON]" if is_of_type(None, annotation) else " --result JSON"
+def result_flags(evidence: object) -> tuple[str, ...]:
+    """How the command that says "it happened" may go on for this tool: with a result, without one, or either way."""
+    returned = _judges(evidence) if isinstance(evidence, Mapping) else [codec.ANY]
+    if all(one is types.NoneType for one in returned):
+        return (NO_RESULT,)
+    return ANY_RESULT if any(is_of_type(None, one) for one in returned) else (RESULT,)
+
+
+def _judges(evidence: Mapping[str, Any]) -> list[Any]:
+    """What a tool returns: as itself says if it is here, else by its type on record."""
+    tool = evidence.get("tool")
+    here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
+    return here or [type_named(str(evidence.get("returns", "any")))]
 
 
 def _is_union(origin: Any) -> bool:

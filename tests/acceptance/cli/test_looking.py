@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 
@@ -11,11 +12,11 @@ from perdure import codec
 from perdure.model.message import NewMessage
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note
-from perdure.model.task import tail
+from perdure.model.task import Wait, WaitKind, tail
 from perdure.store import ends, messages, questions, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
-from tests.world import World, packed
+from tests.world import World, packed, timer
 
 # -- ps -------------------------------------------------------------------------------------
 
@@ -233,8 +234,8 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     assert head.split() == ["ID", "TASK", "AGE", "QUESTION"]
     assert re.fullmatch(r'Q1  writer …\S+  .* (s|min) +did refund\(order="o-9", amount=120\) happen\?', line)
     assert "it died inside; reconcile: not listed yet" in rests_on
-    verdicts = ("--happened [--result JSON]", "--not-happened", "--give-up")
-    assert commands == [f"    perdure answer Q1 {verdict}" for verdict in verdicts]
+    verdicts = ["--happened --result JSON", "--not-happened", "--give-up"]
+    assert [line.split("  # ")[0].rstrip() for line in commands] == [f"    perdure answer Q1 {one}" for one in verdicts]
     assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
     (told,) = desk.run("questions", "--json").json["questions"]
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
@@ -263,7 +264,7 @@ def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None
     assert re.fullmatch(r"    denied, by ana, .+: too dear", page[2])
     assert re.fullmatch(r'    answered "blue", by ben, .+', page[4])
     assert re.fullmatch(r"    expired, .+: nobody answered in time", page[6])
-    assert page[8:] == ["    perdure approve Q4", '    perdure deny Q4 --because "…"']
+    assert [line.split("#")[0].strip() for line in page[8:]] == ["perdure approve Q4", 'perdure deny Q4 --because "…"']
     said = [(one["status"], one["answered_by"], one["answer"]) for one in told]
     assert said == [
         ("denied", "ana", None),
@@ -279,7 +280,7 @@ def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None
 
 
 def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: Story) -> None:
-    head, line = desk.run("effects", "--in-doubt").out.splitlines()
+    head, line, *_ = desk.run("effects", "--in-doubt").out.splitlines()
 
     assert head.split() == ["BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "STEP", "WHERE"]
     assert 'high  refund(amount=120, order="o-9")  in doubt  writer …' in line
@@ -376,4 +377,62 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(
     lines = desk.run("effects", "--in-doubt").out.splitlines()
 
     settle = f"    perdure settle {claim.task.id} {step}"
-    assert lines[2:] == [f"{settle} --happened [--result JSON]", f"{settle} --not-happened", f"{settle} --give-up"]
+    assert lines[2:] == [
+        f"{settle} --happened                # it happened and returned nothing",
+        f"{settle} --happened --result JSON  # it happened, and JSON is what it returned",
+        f"{settle} --not-happened            # it did not",
+        f"{settle} --give-up                 # nobody can find out",
+    ]
+
+
+def test_what_settles_a_call_fits_its_tool(desk: Desk, world: World) -> None:
+    claim = world.start()
+    evidence = packed({"tool": "elsewhere", "arguments": {}, "returns": "None"})
+    for name in ("send_email", "elsewhere"):
+        world.begin(claim, name, name=name, risk="high")
+    world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", step_key="elsewhere", evidence=evidence)
+    world.fail(claim)
+
+    for page in (["effects"], ["why", claim.task.id]):
+        shown = re.findall(r"perdure settle \S+ \d+ (--happened.*?) +# ", desk.run(*page).out)
+        assert shown == ["--happened --result JSON", "--happened"]
+
+
+def test_a_call_in_doubt_of_an_open_task_is_listed_with_what_decides_about_it(desk: Desk, world: World) -> None:
+    undecided, asked = world.start(), world.start()
+    for claim in (undecided, asked):
+        world.begin(claim, "pay", name="pay", risk="high")
+    one = world.ask(asked, QuestionKind.STEP_IN_DOUBT, text="?", step_key="pay", evidence=packed({"returns": "str"}))
+    world.set_aside(undecided, *timer(world.clock.now_ms() + 3_600_000))
+    world.set_aside(asked, Wait(WaitKind.QUESTION, (one.id,)))
+
+    first, *decides = desk.run("effects", "--in-doubt").out.splitlines()[2:]
+
+    assert first == f"    perdure why {undecided.task.id}  # what decides about it"
+    assert decides[1:] == desk.run("questions").out.splitlines()[2:]
+    assert decides[1].startswith("    perdure answer Q1 --happened --result JSON  # ")
+
+
+@pytest.mark.parametrize("page", ["why", "questions", "effects", "settle"])
+def test_every_shown_command_can_be_pasted(desk: Desk, story: Story, world: World, page: str) -> None:
+    """As it stands it does what stands beside it, or is told what to fill in; it is never a usage error."""
+    world.ask(world.start(), QuestionKind.CALL, text="may it run?", step_key="call")
+    world.ask(world.start(), QuestionKind.ASK, text="how many?", step_key="ask")
+    left = world.start()
+    world.begin(left, "pay", name="pay", risk="high")
+    world.fail(left)
+    page_of = {"why": ["why", story.child.task.id], "settle": ["why", left.task.id]}
+    shown = [
+        line.split("#")[0].strip()
+        for line in desk.run(*page_of.get(page, [page])).out.splitlines()
+        if line.strip().startswith("perdure ")
+    ]
+
+    assert shown
+    for command in reversed(shown):
+        said = desk.run(*shlex.split(command)[1:])
+        assert (
+            said.code in (0, 1)
+            or "say what it returned" in said.err
+            or said.err.endswith(("write '\"JSON\"'\n", "which the agent is told\n", "write '\"VALUE\"'\n"))
+        ), command
