@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from perdure import phrases
 from perdure.commands import Commands, Way, aligned
+from perdure.deadlines import anybody_lives, too_late
 from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
 from perdure.model.question import Question, QuestionKind
@@ -55,18 +56,9 @@ def because(
     if task.status.is_terminal:
         return said
     late = too_late(tx, task, judge=judge, commands=commands)
+    if late and not anybody_lives(tx, judge):
+        return late  # Which names a worker to start; nothing else acts any more.
     return "; ".join(filter(None, (late, said, awaits_proof(tx, task, judge=judge))))
-
-
-def too_late(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD, commands: Commands = _MEANT) -> str:
-    """That the deadline of an open task has passed, and what comes of it; "" otherwise."""
-    if task.status.is_terminal or task.deadline_at is None or task.deadline_at > tx.now:
-        return ""
-    passed = f"its deadline passed {phrases.duration(tx.now - task.deadline_at)} ago: it ends as timed out"
-    answers_too_late = ", whatever is answered" if open_questions(tx, task) else ""
-    lives = any(not _is_out(tx, one, judge) for one in instances.alive(tx))
-    nobody = "" if lives else f", once a worker looks: start one with {commands.worker}"
-    return f"{passed}{answers_too_late}{nobody}"
 
 
 def awaits_proof(tx: Transaction, task: Task, *, judge: Judge = _NOBODY_DEAD) -> str:
@@ -182,7 +174,9 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> 
 def _no_worker(tx: Transaction, task: Task, view: _View) -> str:
     """That no live worker can run this task; "" when one can."""
     what = f"no live worker has agent {task.agent}" + (f" in version {task.version}" if task.version else "")
-    if any(not _is_out(tx, one, view.judge) for one in instances.alive_with_agent(tx, task.agent, task.version)):
+    if any(
+        not view.judge.is_out(one, now_ms=tx.now) for one in instances.alive_with_agent(tx, task.agent, task.version)
+    ):
         return ""
     known = instances.last_with_agent(tx, task.agent, task.version)
     if known is None:
@@ -204,17 +198,11 @@ def _running(tx: Transaction, task: Task, view: _View) -> str:
 def _lost(tx: Transaction, task: Task, view: _View) -> str:
     """That the worker which holds a task is silent or dead, and who takes it over; "" otherwise."""
     owner = _instance(tx, task.instance_id) if task.execution_id is not None else None
-    if owner is None or not _is_out(tx, owner, view.judge):
+    if owner is None or not view.judge.is_out(owner, now_ms=tx.now):
         return ""
     how = _health(tx, owner, view.judge)
     next_one = _no_worker(tx, task, view) or "the next worker takes it over"
     return f"its worker (host {owner.host}, pid {owner.pid}) {how}: {next_one}"
-
-
-def _is_out(tx: Transaction, instance: Instance, judge: Judge) -> bool:
-    """Whether a worker is silent or dead."""
-    has_ended = instance.status in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
-    return has_ended or judge.is_silent(instance, now_ms=tx.now) or judge.is_dead(instance)
 
 
 def _instance(tx: Transaction, instance_id: str | None) -> Instance | None:
@@ -367,7 +355,7 @@ def of_child(tx: Transaction, step: Step) -> str:
 def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
     if instance.status is InstanceStatus.STOPPED or judge.is_dead(instance):
         return _DEAD
-    if _is_out(tx, instance, judge):
+    if judge.is_out(instance, now_ms=tx.now):
         return f"has been silent for {phrases.duration(tx.now - instance.heartbeat_at)}"
     return "lives"
 
@@ -435,7 +423,7 @@ def settling(tx: Transaction, step: Step, commands: Commands) -> tuple[Way, ...]
 
 def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
     commands = view.commands
-    is_late = bool(too_late(tx, task, judge=view.judge))
+    is_late = bool(too_late(tx, task, judge=view.judge, commands=commands))
     asked = [] if is_late else open_questions(tx, task)
     for question in asked:
         results = result_flags(questions.evidence(tx, question))
@@ -452,7 +440,7 @@ def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
                 yield from [] if held is None else [commands.anyway(held.id)]
     yield from (commands.anyway(question.id) for question, _ in _unproven(tx, task, view.judge))
     if is_late:
-        yield commands.worker, "a worker ends it as timed out"
+        yield commands.worker, "a worker ends it, for its deadline has passed"
     elif needs_worker(tx, task, judge=view.judge):
         too = "; so does the line that began it, once more" if task.parent_task_id is None else ""
         yield commands.worker, f"a worker that has agent {task.agent} goes on with it{too}"

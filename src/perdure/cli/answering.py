@@ -21,6 +21,7 @@ from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
 from perdure.commands import VALUE, Commands
+from perdure.deadlines import too_late
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task, tail
@@ -33,7 +34,7 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing, too_late
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing
 from perdure.why import because as reason_of
 
 _TASKS_TOLD = 20

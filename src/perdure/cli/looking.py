@@ -16,6 +16,7 @@ from perdure.cli.opening import opened
 from perdure.cli.options import After, AppName, Db, Json, Limit, TaskId
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.commands import Commands, aligned
+from perdure.deadlines import coming, too_late
 from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
@@ -27,7 +28,7 @@ from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, sections, settling, too_late
+from perdure.why import because, explain, sections, settling
 
 _RUNNING: Final = "running"
 _PAGE: Final = 100
@@ -83,7 +84,9 @@ def ps(
                 tail(task.id, ids),
                 status_word(task),
                 phrases.duration(now - task.created_at),
-                reason.replace(status_word(task), "ended", 1) if task.status.is_terminal else f"because {reason}",
+                reason.replace(status_word(task), "ended", 1)
+                if task.status.is_terminal
+                else "; it ".join(filter(None, (f"because {reason}", coming(task, now_ms=now)))),
             )
             for task, reason in rows
         ],
@@ -255,7 +258,7 @@ def _with_reason(tx: Transaction, task_id: str, judge: Judge, commands: Commands
 class _Asked:
     """A question, what it rests on, and what became of it; `said` is "" while it is open.
 
-    `late` tells that an answer changes nothing any more; "" where it does.
+    `late` tells that an answer changes nothing any more; "" where it does. `ends` is when its task times out.
     """
 
     question: Question
@@ -263,21 +266,24 @@ class _Asked:
     answer: object
     said: str
     late: str
+    ends: str
 
 
 def _asked(
     tx: Transaction, find: Callable[..., list[Question]], commands: Commands, judge: Judge, /, **filters: Any
 ) -> tuple[list[_Asked], int]:
-    return [
-        _Asked(
-            one,
-            questions.evidence(tx, one),
-            questions.answer_of(tx, one),
-            "" if one.status is QuestionStatus.OPEN else said(tx, one),
-            too_late(tx, tasks.get(tx, one.task_id), judge=judge, commands=commands),
-        )
-        for one in find(tx, **filters)
-    ], tx.now
+    return [_as_asked(tx, one, tasks.get(tx, one.task_id), commands, judge) for one in find(tx, **filters)], tx.now
+
+
+def _as_asked(tx: Transaction, question: Question, task: Task, commands: Commands, judge: Judge) -> _Asked:
+    return _Asked(
+        question,
+        questions.evidence(tx, question),
+        questions.answer_of(tx, question),
+        "" if question.status is QuestionStatus.OPEN else said(tx, question),
+        too_late(tx, task, judge=judge, commands=commands),
+        coming(task, now_ms=tx.now),
+    )
 
 
 def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
@@ -285,7 +291,8 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     question = asked.question
     if asked.said:
         return [asked.said]
-    details = _details(question, asked.evidence, now)
+    ends = f"its task {asked.ends}" if asked.ends else ""
+    details = "; ".join(filter(None, (_details(question, asked.evidence, now), ends)))
     if asked.late:
         return [*([details] if details else []), asked.late]
     ways = commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))

@@ -31,6 +31,7 @@ from perdure.clock import Clock
 from perdure.errors import BadInput, InvariantError, StoreError
 from perdure.model.instance import Instance
 from perdure.settings import Settings
+from perdure.states import InstanceStatus
 from perdure.store import Store, sqlite_path
 from perdure.store.filesystem import make_private
 
@@ -260,6 +261,11 @@ class Judge:
     def is_silent(self, instance: Instance, *, now_ms: int) -> bool:
         """Whether its last heartbeat is older than a lease."""
         return now_ms - instance.heartbeat_at >= self.silent_ms
+
+    def is_out(self, instance: Instance, *, now_ms: int) -> bool:
+        """Whether it is silent or dead, or has ended."""
+        has_ended = instance.status in (InstanceStatus.CRASHED, InstanceStatus.STOPPED)
+        return has_ended or self.is_silent(instance, now_ms=now_ms) or self.is_dead(instance)
 
 
 def judge(store: Store) -> Judge:

@@ -241,6 +241,14 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
 
 
+def test_a_deadline_to_come_stands_in_the_lists(desk: Desk, world: World) -> None:
+    claim = world.start(deadline_at=world.clock.now_ms() + 3_600_000)
+    world.ask(claim, QuestionKind.CALL, text="may it run?")
+
+    assert re.search(r"because .+; it times out in 59 min, at ", desk.run("ps").out)
+    assert re.search(r"^    its task times out in 59 min, at ", desk.run("questions").out, re.MULTILINE)
+
+
 def test_questions_say_a_reason_once(desk: Desk, world: World) -> None:
     evidence = packed({"tool": "act", "arguments": {}, "why": "The code is new."})
     world.ask(world.start(), QuestionKind.CALL, text="may act() run? The code is new.", evidence=evidence)
