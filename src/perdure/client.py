@@ -196,8 +196,8 @@ class TaskHandle(Generic[R]):
         finally:
             following.close()
 
-    async def cancel(self, reason: str = "", *, by: str = "") -> bool:
-        """End the task and its descendants. True if this call did it; it is durable then."""
+    async def cancel(self, reason: str = "", *, by: str = "code") -> bool:
+        """End the task and its descendants; `by` is on record. True if this call did it; it is durable then."""
         return await self._client.perform(ends.cancel, self.id, reason=reason, by=by)
 
     async def settle(self, step: int, verdict: Verdict[Any], *, by: str, reason: str = "") -> bool:

@@ -17,11 +17,11 @@ from perdure.store.database import Transaction
 
 
 def coming(task: Task, *, now_ms: int) -> str:
-    """When an open task times out, as a clause: `times out in 40 s, at 11:08:05`; "" without a deadline to come."""
+    """When the deadline of an open task will be: `deadline is in 40 s, at 11:08:05`; "" without one to come."""
     if task.status.is_terminal or task.deadline_at is None or task.deadline_at <= now_ms:
         return ""
     left = phrases.duration(task.deadline_at - now_ms)
-    return f"times out in {left}, at {phrases.moment(task.deadline_at, now_ms)}"
+    return f"deadline is in {left}, at {phrases.moment(task.deadline_at, now_ms)}"
 
 
 def too_late(tx: Transaction, task: Task, *, judge: Judge, commands: Commands) -> str:

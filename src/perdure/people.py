@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from perdure import phrases
-from perdure.errors import Error
 from perdure.model.event import EventKind
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.step import Step
@@ -61,7 +60,10 @@ def answers(tx: Transaction, task: Task) -> Iterator[str]:
 
 def said(tx: Transaction, question: Question) -> str:
     """What became of a question that is no longer open: what was said, by whom, when and why."""
-    by = f", by {question.answered_by}" if question.answered_by else ""
+    who = question.answered_by
+    if question.status is QuestionStatus.CANCELLED:
+        who = ended_by(tx, tasks.get(tx, question.task_id))
+    by = f", by {who}" if who else ""
     at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
     why = f": {phrases.one_line(question.reason)}" if question.reason else ""
     return f"{answer(tx, question)}{by}{at}{why}"
@@ -87,10 +89,21 @@ def settled(tx: Transaction, task_id: str) -> SettledCalls:
     return SettledCalls({(one["key"], one["try_number"]): Settled(one["by"], one["reason"]) for one in told})
 
 
-def ended_by(status: TaskStatus, error: Error | None) -> str:
-    """Who ended a task that did not end by itself; "" when nobody did. The error of an agent tells nothing of it."""
-    was_ended = status is TaskStatus.CANCELLED or (error is not None and error.type in ends.NOT_RESUMED)
-    return str(error.attributes.get("by") or "") if error is not None and was_ended else ""
+def ended_by(tx: Transaction, task: Task) -> str:
+    """Who ended a task that did not end by itself, or the one above it that took it along; "" when nobody did.
+
+    The error of an agent tells nothing of it.
+    """
+    error = tasks.read_error(tx, task.error) if task.status.is_terminal else None
+    if error is None or (task.status is not TaskStatus.CANCELLED and error.type not in ends.NOT_RESUMED):
+        return ""
+    by = str(error.attributes.get("by") or "")
+    if by or task.parent_task_id is None:
+        return by
+    parent = tasks.get(tx, task.parent_task_id)
+    # Only what ended in the same commit bears the same revision.
+    ended_with_it = parent.status.is_terminal and parent.revision == task.revision
+    return ended_by(tx, parent) if ended_with_it else ""
 
 
 def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:

@@ -269,7 +269,7 @@ def _interrupted(tx: Transaction, task: Task) -> str:
 def _ended(tx: Transaction, task: Task, commands: Commands) -> str:
     assert task.finished_at is not None, task.id
     error = None if task.status is TaskStatus.COMPLETED else tasks.read_error(tx, task.error)
-    who = ended_by(task.status, error)
+    who = ended_by(tx, task)
     by = f" by {phrases.one_line(who)}" if who else ""
     ended = f"{task.status.replace('_', ' ')}{by} {phrases.duration(tx.now - task.finished_at)} ago"
     if task.status is not TaskStatus.COMPLETED:
@@ -419,6 +419,16 @@ def settling(tx: Transaction, step: Step, commands: Commands) -> tuple[Way, ...]
     """The commands that settle a call which an ended task left in doubt, with what its tool may have returned."""
     results = result_flags({**questions.evidence_of_step(tx, step), "tool": step.name})
     return commands.settle(step.task_id, step.step_index, results=results)
+
+
+def settling_cancelled(tx: Transaction, question: Question, commands: Commands) -> tuple[Way, ...]:
+    """The commands that settle the call whose question the end of its task has cancelled, while it is in doubt."""
+    if question.status is not QuestionStatus.CANCELLED or question.kind is not QuestionKind.STEP_IN_DOUBT:
+        return ()
+    task = tasks.get(tx, question.task_id)
+    left = effects.left_in_doubt(tx, task) if task.status.is_terminal else []
+    found = [index for index, _, key in left if key == question.step_key]
+    return settling(tx, steps.at_index(tx, task.id, found[-1]), commands) if found else ()
 
 
 def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:

@@ -80,7 +80,7 @@ def test_a_deadline_to_come_is_told_with_its_time(world: World) -> None:
     task, free = world.admit(deadline_ms=40_000), world.admit()
     now_ms = world.clock.now_ms()
 
-    assert deadlines.coming(task, now_ms=now_ms).startswith("times out in 40 s, at ")
+    assert deadlines.coming(task, now_ms=now_ms).startswith("deadline is in 40 s, at ")
     assert [deadlines.coming(one, now_ms=now_ms + 40_000) for one in (task, free)] == ["", ""]
 
 

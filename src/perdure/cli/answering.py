@@ -20,13 +20,13 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.commands import VALUE, Commands
+from perdure.commands import VALUE, Commands, aligned
 from perdure.deadlines import too_late
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
-from perdure.people import open_questions, settled
+from perdure.people import ended_by, open_questions, settled
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -34,7 +34,7 @@ from perdure.runtime.settling import as_outcome
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, questions, recovery, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, standing
+from perdure.why import awaits_proof, left_in_doubt, moves, needs_worker, settling_cancelled, standing
 from perdure.why import because as reason_of
 
 _TASKS_TOLD = 20
@@ -189,10 +189,10 @@ def cancel(
         task_id = client.store.read(task_lists.find, task)
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
-        error = client.store.read(tasks.read_error, row.error)
+        error, by_whom = client.store.read(tasks.read_error, row.error), client.store.read(ended_by, row)
         doubts = client.store.read(_doubts_below, task_id, client.commands)
     if as_json:
-        screen.put_json({**task_shape(row, reason), **end_shape(row, error), "changed": is_done})
+        screen.put_json({**task_shape(row, reason), **end_shape(error, by_whom), "changed": is_done})
     elif is_done:
         screen.put(f"cancelled {row.agent} {row.id}")
         for line in doubts:
@@ -246,6 +246,7 @@ def _settle(
     row, evidence, is_ours, now = client.store.call(_settled, question_id, operation, arguments)
     given, said = client.store.read(_given, row)
     late = client.store.read(_too_late, client, row.task_id)
+    ways = client.store.read(settling_cancelled, row, client.commands)
     if as_json:
         shape = question_shape(row, evidence, answer=given)
         screen.put_json({**shape, "changed": is_ours, "too_late": late or None})
@@ -253,6 +254,8 @@ def _settle(
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now, said)}; nothing changed")
+        for line in ["what settles its call", *(f"  {way}" for way in aligned(ways))] if ways else ():
+            screen.put(line)
     if not is_ours:
         raise typer.Exit(1)
     if late:

@@ -15,20 +15,20 @@ from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
 from perdure.cli.options import After, AppName, Db, Json, Limit, TaskId
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
-from perdure.commands import Commands, aligned
+from perdure.commands import Commands, Way, aligned
 from perdure.deadlines import coming, too_late
 from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Task, tail
-from perdure.people import Settled, SettledCalls, open_questions, said, settled, wanted
+from perdure.people import Settled, SettledCalls, ended_by, open_questions, said, settled, wanted
 from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
 from perdure.store import instances, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
-from perdure.why import because, explain, sections, settling
+from perdure.why import because, explain, sections, settling, settling_cancelled
 
 _RUNNING: Final = "running"
 _PAGE: Final = 100
@@ -86,7 +86,7 @@ def ps(
                 phrases.duration(now - task.created_at),
                 reason.replace(status_word(task), "ended", 1)
                 if task.status.is_terminal
-                else "; it ".join(filter(None, (f"because {reason}", coming(task, now_ms=now)))),
+                else "; its ".join(filter(None, (f"because {reason}", coming(task, now_ms=now)))),
             )
             for task, reason in rows
         ],
@@ -109,10 +109,10 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
         lives = judge(client.store)
         shown: dict[str, Any] = {"recovery_limit": limit, "commands": client.commands, "judge": lives}
         if as_json:
-            row, reason, error = client.store.read(_with_reason, task_id, lives, client.commands)
+            row, reason, error, by = client.store.read(_with_reason, task_id, lives, client.commands)
             found = client.store.read(sections, task_id, **shown)
             why_ = {title.replace(" ", "_"): lines for title, lines in found.items()}
-            screen.put_json({**task_shape(row, reason), **end_shape(row, error), "why": why_})
+            screen.put_json({**task_shape(row, reason), **end_shape(error, by), "why": why_})
         else:
             screen.put(client.store.read(explain, task_id, **shown))
 
@@ -249,16 +249,20 @@ def _listed(
     return [(task, because(tx, task, ids=ids, judge=judge, commands=commands)) for task in found], tx.now
 
 
-def _with_reason(tx: Transaction, task_id: str, judge: Judge, commands: Commands) -> tuple[Task, str, Error | None]:
+def _with_reason(
+    tx: Transaction, task_id: str, judge: Judge, commands: Commands
+) -> tuple[Task, str, Error | None, str]:
     task = tasks.get(tx, task_id)
-    return task, because(tx, task, judge=judge, commands=commands), tasks.read_error(tx, task.error)
+    reason = because(tx, task, judge=judge, commands=commands)
+    return task, reason, tasks.read_error(tx, task.error), ended_by(tx, task)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A question, what it rests on, and what became of it; `said` is "" while it is open.
 
-    `late` tells that an answer changes nothing any more; "" where it does. `ends` is when its task times out.
+    `late` tells that an answer changes nothing any more; "" where it does. `deadline` is when that of its task is.
+    `ways` settle a call whose question was cancelled.
     """
 
     question: Question
@@ -266,7 +270,8 @@ class _Asked:
     answer: object
     said: str
     late: str
-    ends: str
+    deadline: str
+    ways: Sequence[Way]
 
 
 def _asked(
@@ -283,6 +288,7 @@ def _as_asked(tx: Transaction, question: Question, task: Task, commands: Command
         "" if question.status is QuestionStatus.OPEN else said(tx, question),
         too_late(tx, task, judge=judge, commands=commands),
         coming(task, now_ms=tx.now),
+        settling_cancelled(tx, question, commands),
     )
 
 
@@ -290,9 +296,9 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     """What stands under a question: what it rests on, and the commands that answer it or what was said."""
     question = asked.question
     if asked.said:
-        return [asked.said]
-    ends = f"its task {asked.ends}" if asked.ends else ""
-    details = "; ".join(filter(None, (_details(question, asked.evidence, now), ends)))
+        return [asked.said, *aligned(asked.ways)]
+    until = f"its task's {asked.deadline}" if asked.deadline else ""
+    details = "; ".join(filter(None, (_details(question, asked.evidence, now), until)))
     if asked.late:
         return [*([details] if details else []), asked.late]
     ways = commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))

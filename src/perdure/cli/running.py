@@ -18,7 +18,7 @@ from perdure.cli import screen
 from perdure.cli.arguments import read_arguments
 from perdure.cli.opening import commands, load_agent, load_app
 from perdure.cli.options import AppName, Db
-from perdure.cli.shapes import error_shape, plain_body, question_shape, task_shape
+from perdure.cli.shapes import end_shape, plain_body, question_shape, task_shape
 from perdure.cli.streaming import streamed
 from perdure.commands import Commands
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
@@ -26,7 +26,7 @@ from perdure.errors import BadInput
 from perdure.model.question import Question
 from perdure.model.task import Lane, Outcome, Task, tail
 from perdure.news import News
-from perdure.people import people_asked
+from perdure.people import ended_by, people_asked
 from perdure.runtime import collector
 from perdure.runtime.blocks import beside, unless
 from perdure.runtime.durable import new_task
@@ -198,10 +198,10 @@ def _look(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple
 
 async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_json: bool) -> int:
     """Print what became of the task; the exit code."""
-    task, outcome, reason = await app.read(_state, task_id, judge(app.store), shown)
+    task, outcome, reason, by = await app.read(_state, task_id, judge(app.store), shown)
     result = None if outcome is None else plain_body(outcome.result)
     if as_json:
-        error = error_shape(None if outcome is None else outcome.error)
+        error = end_shape(None if outcome is None else outcome.error, by)
         open_ones = [question_shape(one, evidence) for one, evidence in asked]
         screen.put_json({**task_shape(task, reason), "result": result, **error, "questions": open_ones})
     elif outcome is None:
@@ -209,14 +209,16 @@ async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_
     elif outcome.status is TaskStatus.COMPLETED:
         screen.put_result(result)
     else:
-        screen.note(f"{outcome.status.replace('_', ' ')}: {phrases.failure(outcome.error)}")
+        whose = f" by {phrases.one_line(by)}" if by else ""
+        screen.note(f"{outcome.status.replace('_', ' ')}{whose}: {phrases.failure(outcome.error)}")
         screen.note(f"more: {shown.line(f'why {task.id}')}")
     return 0 if outcome is not None and outcome.status is TaskStatus.COMPLETED else 1
 
 
-def _state(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple[Task, Outcome | None, str]:
+def _state(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple[Task, Outcome | None, str, str]:
     task = tasks.get(tx, task_id)
-    return task, task_lists.outcome(tx, task_id), because(tx, task, judge=judge, commands=shown)
+    reason = because(tx, task, judge=judge, commands=shown)
+    return task, task_lists.outcome(tx, task_id), reason, ended_by(tx, task)
 
 
 # -- a worker -------------------------------------------------------------------------------

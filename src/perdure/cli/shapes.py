@@ -11,7 +11,7 @@ from perdure.model.message import Message
 from perdure.model.question import Question
 from perdure.model.step import Step
 from perdure.model.task import Attempt, Task
-from perdure.people import Settled, ended_by
+from perdure.people import Settled
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -119,9 +119,8 @@ def error_shape(error: Error | None) -> dict[str, Json]:
     return {"error": None if error is None else str(error), "error_at": None if error is None else error.place or None}
 
 
-def end_shape(task: Task, error: Error | None) -> dict[str, Json]:
+def end_shape(error: Error | None, by: str) -> dict[str, Json]:
     """How a task failed, and who ended it and why, where somebody did."""
-    by = ended_by(task.status, error)
     because = error.message if error is not None and by else None
     return {**error_shape(error), "ended_by": by or None, "ended_because": because}
 

@@ -25,7 +25,7 @@ from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Attempt, Outcome, Task
-from perdure.people import NOBODY, SettledCalls, answers, settled
+from perdure.people import NOBODY, SettledCalls, answers, ended_by, settled
 from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
@@ -81,6 +81,7 @@ class _Page:
             for one in reversed(questions.of_task(tx, task_id))
         ]
         self.outcome: Outcome | None = task_lists.outcome(tx, task_id)
+        self.ended_by = ended_by(tx, self.task)
         self.settled = settled(tx, task_id) if self.task.status.is_terminal else NOBODY
         self.seen: Inspection = inspect(tx, task_id, at_step=at_step)
         self.children = {one.step.step_index: of_child(tx, one.step) for one in self.seen.records}
@@ -92,7 +93,7 @@ def _as_json(page: _Page) -> dict[str, Any]:
         **task_shape(page.task, page.because),
         "arguments": page.prompt,
         "result": None if outcome is None else plain_body(outcome.result),
-        **end_shape(page.task, None if outcome is None else outcome.error),
+        **end_shape(None if outcome is None else outcome.error, page.ended_by),
         "attempts": [attempt_shape(one, error) for one, error in page.attempts],
         "questions": page.questions,
         "records": [step_shape(one.step, one.input, page.settled.of(one.step)) for one in page.seen.records],

@@ -95,8 +95,8 @@ class TaskHandle(Generic[R]):
         finally:
             self._loop.run(lambda: _close(events), name="task.follow")
 
-    def cancel(self, reason: str = "", *, by: str = "") -> bool:
-        """End the task and its descendants. True if this call did it; it is durable then."""
+    def cancel(self, reason: str = "", *, by: str = "code") -> bool:
+        """End the task and its descendants; `by` is on record. True if this call did it; it is durable then."""
         return self._loop.run(lambda: self._twin.cancel(reason, by=by), name="task.cancel")
 
     def settle(self, step: int, verdict: Verdict[Any], *, by: str, reason: str = "") -> bool:

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from perdure import codec
-from perdure.errors import Error
 from perdure.model.question import QuestionKind
 from perdure.model.task import Wait, WaitKind, tail
-from perdure.store import instances, steps
+from perdure.store import instances
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk
 from tests.world import World, packed, timer
@@ -396,82 +395,3 @@ def test_a_dead_worker_is_named_until_another_looks(desk: Desk, world: World) ->
 
     assert f"because its worker (host {seen.host}, pid {seen.pid}) has been silent for 1 min" in said
     assert tail(claim.task.id) in said
-
-
-def test_who_cancelled_a_task_and_why_is_shown_afterwards(desk: Desk, story: Story) -> None:
-    task_id = story.lead.task.id
-    desk.run("cancel", task_id, "--because", "no longer needed", "--by", "ana")
-
-    pages = [desk.run(*words).out for words in (("why", task_id), ("show", task_id), ("ps", "--all"))]
-    told = [desk.run(command, task_id, "--json").json for command in ("why", "show", "cancel")]
-
-    for page in pages:
-        assert re.search(r"\b(cancelled|ended) by ana .+ ago: Cancelled: no longer needed\b", page)
-    for one in told:
-        assert (one["ended_by"], one["ended_because"]) == ("ana", "no longer needed")
-    assert desk.run("show", story.ended.task.id, "--json").json["ended_by"] is None
-
-
-@pytest.mark.parametrize("kind", ["shop.Blocked", "perdure.errors.Denied"])
-def test_what_an_agent_s_error_says_of_somebody_is_not_told_as_who_ended_the_task(
-    desk: Desk, world: World, kind: str
-) -> None:
-    claim = world.start()
-    world.fail(claim, Error(kind, "no way through", "permanent", {"by": "proxy-7"}))
-
-    pages = [desk.run(*words).out for words in (("why", claim.task.id), ("show", claim.task.id), ("ps", "--all"))]
-    told = [desk.run(command, claim.task.id, "--json").json for command in ("why", "show")]
-
-    for page in pages:
-        assert "failed" in page and "by proxy-7" not in page
-    for one in told:
-        assert (one["ended_by"], one["ended_because"]) == (None, None)
-
-
-def test_who_decided_not_to_resume_a_task_is_shown_afterwards(desk: Desk, world: World) -> None:
-    claim = world.start(resume="ask")
-    world.interrupt(claim)
-    world.recover(claim.task.id)
-    desk.run("deny", "Q1", "--because", "too late", "--by", "ana")
-
-    assert re.search(r"\bfailed by ana .+ ago: ", desk.run("why", claim.task.id).out)
-    assert desk.run("show", claim.task.id, "--json").json["ended_by"] == "ana"
-
-
-def test_who_settled_a_call_and_why_is_shown_afterwards(desk: Desk, world: World) -> None:
-    claim = world.start()
-    step = world.begin(claim, "pay", name="paid_out", risk="high").step_index
-    world.fail(claim)
-    before = desk.run("effects", "--json").json["effects"]
-    desk.run("settle", claim.task.id, str(step), "--happened", "--by", "ana", "--because", "it is in the ledger")
-
-    pages = [desk.run(*words).out for words in (("why", claim.task.id), ("show", claim.task.id), ("effects",))]
-    records = [desk.run("show", claim.task.id, "--json").json["records"][step]]
-    records += desk.run("effects", "--json").json["effects"]
-    records.append(desk.run("settle", claim.task.id, str(step), "--give-up", "--json").json)
-    again = desk.run("settle", claim.task.id, str(step), "--give-up").out
-
-    for page in pages:
-        assert "settled by ana: it is in the ledger\n" in page
-    for record in records:
-        assert (record["settled_by"], record["settled_because"]) == ("ana", "it is in the ledger")
-    assert again.endswith(" is completed, settled by ana: it is in the ledger; nothing changed\n")
-    assert (before[0]["settled_by"], before[0]["settled_because"]) == (None, None)
-
-
-def test_who_settled_a_call_is_told_of_that_try_alone(desk: Desk, world: World) -> None:
-    claim = world.start()
-    for number in (0, 1):
-        world.begin(claim, "pay", name="paid_out", risk="high", try_number=number)
-        if number == 0:
-            world.end_step(claim, "pay", steps.Result(completed=False, output=packed("no")), risk="high")
-    world.fail(claim)
-    desk.run("settle", claim.task.id, "2", "--happened", "--by", "ana")
-
-    shown = desk.run("show", claim.task.id, "--json").json["records"]
-    effects = desk.run("effects", "--json").json["effects"]
-
-    assert [one["settled_by"] for one in shown if one["name"] == "paid_out"] == [None, "ana"]
-    assert sorted((one["step"], one["settled_by"]) for one in effects) == [(1, None), (2, "ana")]
-    for words in (("show", claim.task.id), ("why", claim.task.id), ("effects",)):
-        assert desk.run(*words).out.count("settled by ana") == 1

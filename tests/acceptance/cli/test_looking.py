@@ -245,8 +245,8 @@ def test_a_deadline_to_come_stands_in_the_lists(desk: Desk, world: World) -> Non
     claim = world.start(deadline_at=world.clock.now_ms() + 3_600_000)
     world.ask(claim, QuestionKind.CALL, text="may it run?")
 
-    assert re.search(r"because .+; it times out in 59 min, at ", desk.run("ps").out)
-    assert re.search(r"^    its task times out in 59 min, at ", desk.run("questions").out, re.MULTILINE)
+    assert re.search(r"because .+; its deadline is in 59 min, at ", desk.run("ps").out)
+    assert re.search(r"^    its task's deadline is in 59 min, at ", desk.run("questions").out, re.MULTILINE)
 
 
 def test_questions_say_a_reason_once(desk: Desk, world: World) -> None:
