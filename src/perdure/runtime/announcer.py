@@ -47,7 +47,8 @@ class Announcer:
         if attempt.task.attempt == 1:
             self.say("started", _facts(attempt))
         else:
-            self._replaying[attempt] = None
+            if not _began_too_late(attempt):
+                self._replaying[attempt] = None
             self.say("took_over", _facts(attempt))
 
     def look(self) -> None:
@@ -83,6 +84,12 @@ class Announcer:
             self.resumed(attempt)
         facts = {"question": question.id, "kind": question.kind, "text": question.text, "to": question.to}
         self.say("question", {**facts, "task": question.task_id, "agent": question.agent})
+
+
+def _began_too_late(attempt: Attempt) -> bool:
+    """Whether the deadline had passed when it was claimed: it is told to end at once, and resumes nothing."""
+    task = attempt.task
+    return task.deadline_at is not None and task.deadline_at <= task.updated_at
 
 
 def _facts(attempt: Attempt) -> dict[str, Any]:

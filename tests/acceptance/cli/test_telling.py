@@ -89,6 +89,22 @@ def test_what_is_waited_for_is_told_with_its_choices_and_the_result_of_its_tool(
     ]
 
 
+def test_a_task_that_is_taken_up_after_its_deadline_is_not_told_to_have_resumed(desk: Desk) -> None:
+    (desk.folder / f"{desk.module}.py").write_text(
+        "import perdure\n@perdure.tool(risk='low')\nasync def look() -> None: ...\n"
+        "@perdure.agent(deadline=1)\nasync def late() -> int:\n"
+        "    await look()\n    return await perdure.ask('how many?', type=int)\napp = perdure.App(agents=[late])\n"
+    )
+    assert "waits for you" in desk.run("run", "late").err
+    while "its deadline passed" not in desk.run("ps").out:
+        pass
+
+    said = desk.run("run", "late").err
+
+    assert "timed out: TimedOut: deadline exceeded\n" in said
+    assert "resumed" not in said
+
+
 async def start(desk: Desk, agent: str, **arguments: object) -> None:
     async with Client(str(desk.db)) as client:
         await client.start(agent, **arguments)
