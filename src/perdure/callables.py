@@ -27,7 +27,7 @@ RiskWord = Literal["low", "medium", "high", "critical"]
 # -- what is known of a callable ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AgentDefinition:
     """An agent: a named function with options."""
 

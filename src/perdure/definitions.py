@@ -52,8 +52,9 @@ from perdure.policy.risk import Risk
 
 log = logging.getLogger(__name__)
 _told_unrecorded: set[str] = set()
-# Every tool there is, oldest first, for as long as somebody has it.
+# Every tool and agent there is, oldest first, for as long as somebody has it.
 _tools: WeakValueDictionary[int, ToolDefinition] = WeakValueDictionary()
+_agents: WeakValueDictionary[int, AgentDefinition] = WeakValueDictionary()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,6 +81,7 @@ __all__ = [
     "bind_arguments",
     "call_of",
     "definition_of",
+    "functions_named",
     "hints",
     "instant_ms",
     "is_agent_call",
@@ -139,20 +141,19 @@ def agent(
 
     def decorate(function: Callable[..., Any]) -> Any:
         _check_function(function, "agent")
-        return _wrap_agent(
-            AgentDefinition(
-                name or function.__name__,
-                function,
-                version or "",
-                Risk.LOW if risk is None else Risk.parse(risk),
-                resume,
-                budget or Budget(),
-                None if deadline is None else seconds(deadline, "deadline"),
-                _count(retries, "retries"),
-                drift,
-            ),
-            AgentOptions(),
+        definition = AgentDefinition(
+            name or function.__name__,
+            function,
+            version or "",
+            Risk.LOW if risk is None else Risk.parse(risk),
+            resume,
+            budget or Budget(),
+            None if deadline is None else seconds(deadline, "deadline"),
+            _count(retries, "retries"),
+            drift,
         )
+        _agents[id(definition)] = definition
+        return _wrap_agent(definition, AgentOptions())
 
     return decorate if fn is None else decorate(fn)
 
@@ -230,6 +231,13 @@ def tools_named(name: str) -> list[ToolDefinition]:
     """The tools of this name in this process: an agent may call any of them."""
     found = [known() for known in _tools.valuerefs()]
     return [one for one in found if one is not None and one.name == name]
+
+
+def functions_named(name: str) -> list[Callable[..., Any]]:
+    """The functions of this process that a record of this name may be a call of, tools first, newest first."""
+    agents = [known() for known in _agents.valuerefs()]
+    named = [one for one in agents if one is not None and one.name == name]
+    return [one.fn for one in reversed(tools_named(name))] + [one.fn for one in reversed(named)]
 
 
 def call_of(thing: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AgentCall | ToolCall:

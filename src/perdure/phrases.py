@@ -72,11 +72,6 @@ def call(name: str, arguments: object, *, most: int = 6) -> str:
     return f"{name}({', '.join(parts)}{', …' if len(arguments) > most else ''})"
 
 
-def arguments_of(given: object) -> object:
-    """The arguments of a recorded call. An imported one keeps them beside the batch it was asked for in."""
-    return given["arguments"] if isinstance(given, dict) and given.keys() == {"arguments", "batch"} else given
-
-
 def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
     """A value on one line, cut to `limit` characters; of what is no plain value only the class is told."""
     text = _written(value, 3)

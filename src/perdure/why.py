@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from perdure import phrases
+from perdure import phrases, recalled
 from perdure.commands import Commands, Way, aligned
 from perdure.deadlines import anybody_lives, too_late
 from perdure.errors import Damaged, NotFound
@@ -330,7 +330,7 @@ def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
     for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
         if step.is_note:
             continue
-        what = phrases.call(step.name or step.event_kind, phrases.arguments_of(payload))
+        what = recalled.call(step.name or step.event_kind, payload)
         when = phrases.moment(step.timestamp, tx.now)
         began = f"{what} began {when} in attempt {step.attempt}"
         error = phrases.error_of(step)

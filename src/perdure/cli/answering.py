@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure import codec, config, phrases
+from perdure import codec, config, phrases, recalled
 from perdure.cli import opening, screen
 from perdure.cli.arguments import JSON_BEGINS
 from perdure.cli.opening import opened
@@ -170,7 +170,7 @@ def settle(
     else:
         is_now = _OUTCOMES.get(phrases.outcome(record), f"is {record.outcome}")
         earlier = f"{'' if by_whom is None else f', {by_whom}'}; nothing changed"
-        screen.put(f"{phrases.call(record.name, given)} {is_now}{'' if is_done else earlier}")
+        screen.put(f"{recalled.call(record.name, given)} {is_now}{'' if is_done else earlier}")
     if not is_done:
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from perdure import phrases
+from perdure import phrases, recalled
 from perdure.cli import screen, showing
 from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
@@ -203,7 +203,7 @@ def effects(
             (
                 phrases.moment(one.effect.step.timestamp, now),
                 one.effect.step.risk or "",
-                phrases.call(one.effect.step.name, phrases.arguments_of(one.effect.arguments)),
+                recalled.call(one.effect.step.name, one.effect.arguments),
                 one.outcome,
                 f"{one.effect.agent} {tail(one.effect.step.task_id, ids)}",
                 str(one.effect.step.step_index),

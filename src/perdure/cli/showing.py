@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure import phrases
+from perdure import phrases, recalled
 from perdure.cli import screen
 from perdure.cli.opening import opened
 from perdure.cli.options import AppName, Db, Json, TaskId
@@ -108,7 +108,7 @@ def _put_header(page: _Page) -> None:
     task, outcome = page.task, page.outcome
     screen.put(standing(task, page.because))
     rows = [
-        ("call", phrases.call(task.agent, page.prompt)),
+        ("call", recalled.call(task.agent, page.prompt)),
         ("session", task.session_id),
         ("admitted", phrases.moment(task.created_at, page.now)),
     ]
@@ -169,7 +169,7 @@ def _line(record: Record, now: int, *, has_task_ended: bool, child: str) -> tupl
         step.event_kind,
         child or phrases.outcome(step, has_task_ended=has_task_ended),
         spent,
-        phrases.call(what, phrases.arguments_of(record.input)) + below,
+        recalled.call(what, record.input) + below,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from perdure import phrases
+from perdure import recalled
 from perdure.errors import Drift
 from perdure.model.event import EventKind
 from perdure.model.question import Question, QuestionKind
@@ -55,7 +55,7 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
 def _written(tx: Transaction, step: Step) -> str:
     """A recorded call as one would write it, with its arguments: what the new call differs from."""
     doubt = ", which is in doubt and may have happened" if step.is_in_doubt else ""
-    return phrases.call(step.name, payloads.plain(tx, step.payload)) + doubt
+    return recalled.call(step.name, payloads.plain(tx, step.payload)) + doubt
 
 
 async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str, why: str) -> None:

@@ -138,7 +138,7 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_settled_by_hand(desk: Desk, 
     second = desk.run("settle", task_id, str(number), "--not-happened", "--json")
 
     assert (early.code, "has not ended" in early.err) == (1, True)
-    assert (first.code, first.out) == (0, 'refund(amount=120, order="o-9") is completed\n')
+    assert (first.code, first.out) == (0, 'refund(order="o-9", amount=120) is completed\n')
     assert (second.code, second.json["changed"], second.json["output"]) == (1, False, "r-88")
     assert desk.run("effects", "--in-doubt").out == ""
     assert "in doubt" not in desk.run("doctor").out
@@ -155,7 +155,7 @@ def test_what_was_settled_is_told_in_the_words_of_the_lists(desk: Desk, story: S
 
     settled = desk.run("settle", task_id, str(number), verdict)
 
-    assert settled.out == f'refund(amount=120, order="o-9") {said}\n'
+    assert settled.out == f'refund(order="o-9", amount=120) {said}\n'
 
 
 def test_run_it_says_that_it_waits_for_proof(desk: Desk, story: Story) -> None:

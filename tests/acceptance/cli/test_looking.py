@@ -132,7 +132,7 @@ def test_show_has_header_trace_and_usage(desk: Desk, story: Story) -> None:
     assert "STEP  AT        KIND" in shown
     assert "  call       writer(" in shown
     assert "turn_started" not in shown
-    assert 'refund(amount=120, order="o-9")' in shown
+    assert 'refund(order="o-9", amount=120)' in shown
     assert "in doubt" in shown
     assert "1 message: --messages prints it\n" in shown
 
@@ -291,7 +291,7 @@ def test_effects_name_the_call_its_outcome_and_where_it_ran(desk: Desk, story: S
     head, line, *_ = desk.run("effects", "--in-doubt").out.splitlines()
 
     assert head.split() == ["BEGAN", "RISK", "CALL", "OUTCOME", "TASK", "STEP", "WHERE"]
-    assert 'high  refund(amount=120, order="o-9")  in doubt  writer …' in line
+    assert 'high  refund(order="o-9", amount=120)  in doubt  writer …' in line
     assert re.search(r" writer …\S+  \d+ +attempt 1, host host, pid 1$", line)
     assert desk.run("effects", "--since", "1s").err == "no calls that may have changed the world\n"
     assert len(desk.run("effects", "--since", "1h", "--json").json["effects"]) == 1
