@@ -18,7 +18,11 @@ from perdure import Client
 from perdure.states import TaskStatus
 from tests.command_line import SOURCE, Desk, Said, finish, hear
 
-VERDICTS = ("--happened --result JSON", "--not-happened", "--give-up")
+VERDICTS = [
+    "  perdure answer Q1 --happened --result JSON  # it happened, and JSON is what it returned",
+    "  perdure answer Q1 --not-happened            # it did not; it runs, once its old worker is proven dead",
+    "  perdure answer Q1 --give-up                 # nobody knows; the agent gets OutcomeUnknown",
+]
 
 
 @pytest.fixture
@@ -201,13 +205,14 @@ def test_a_run_that_only_a_person_can_move_ends_with_the_command_that_does(desk:
     asks = desk.run("run", "support", "o-7")
     assert (asks.code, asks.out) == (1, "")
     question = "waits for support: Is the customer of o-7 entitled?  (wants yes or no)"
-    assert f"{question}\n  perdure answer Q1 VALUE\n" in asks.err
+    assert f"{question}\n  perdure answer Q1 VALUE  # the agent gets the value\n" in asks.err
 
     assert desk.run("answer", "Q1", "yes", "--by", "bob").code == 0
     approves = desk.run("run", "support", "o-7")
     assert approves.code == 1
-    lines = 'may refund(order="o-7", amount=250) run?\n  perdure approve Q2\n  perdure deny Q2 --because "…"\n'
-    assert lines in approves.err
+    ways = "  perdure approve Q2             # the call runs\n"
+    ways += '  perdure deny Q2 --because "…"  # the agent gets Denied, with the reason\n'
+    assert f'may refund(order="o-7", amount=250) run?\n{ways}' in approves.err
 
     assert desk.run("approve", "Q2", "--by", "ana").code == 0
     assert desk.run("run", "support", "o-7").out == "r-1\n"
@@ -264,9 +269,7 @@ def test_a_killed_run_goes_on_with_the_same_line_and_asks_about_the_call_in_doub
     assert "at step 4: 1 model call, 1 tool call from the record (940 tokens not bought again)" in resumed
     assert waits == [
         'waits for you: did send_email(to="team@example.org", body="hello") happen?',
-        "  perdure answer Q1 --happened --result JSON  # it happened, and JSON is what it returned",
-        "  perdure answer Q1 --not-happened            # it did not; it runs, once its old worker is proven dead",
-        "  perdure answer Q1 --give-up                 # nobody knows; the agent gets OutcomeUnknown",
+        *VERDICTS,
     ]
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert desk.run("run", "writer", "hello").out == "HELLO\n"
@@ -343,7 +346,7 @@ def test_a_program_with_app_run_says_the_same(desk: Desk) -> None:
     heard = hear(process.stderr, "--give-up")
 
     assert heard[0].startswith("resumed writer …")
-    assert heard[-3:] == [f"  perdure answer Q1 {verdict}" for verdict in VERDICTS]
+    assert heard[-3:] == VERDICTS
     assert desk.run("answer", "Q1", "--happened", "--result", '"m-9"').code == 0
     assert finish(process) == Said(0, "HELLO\n", "")
 
