@@ -60,9 +60,7 @@ def answers(tx: Transaction, task: Task) -> Iterator[str]:
 
 def said(tx: Transaction, question: Question) -> str:
     """What became of a question that is no longer open: what was said, by whom, when and why."""
-    who = question.answered_by
-    if question.status is QuestionStatus.CANCELLED:
-        who = ended_by(tx, tasks.get(tx, question.task_id))
+    who = question.answered_by or cancelled_by(tx, question)
     by = f", by {who}" if who else ""
     at = "" if question.answered_at is None else f", {phrases.moment(question.answered_at, tx.now)}"
     why = f": {phrases.one_line(question.reason)}" if question.reason else ""
@@ -104,6 +102,14 @@ def ended_by(tx: Transaction, task: Task) -> str:
     # Only what ended in the same commit bears the same revision.
     ended_with_it = parent.status.is_terminal and parent.revision == task.revision
     return ended_by(tx, parent) if ended_with_it else ""
+
+
+def cancelled_by(tx: Transaction, question: Question) -> str:
+    """Who cancelled a question by ending its task; "" where nobody did, or it was out of use before."""
+    if question.status is not QuestionStatus.CANCELLED:
+        return ""
+    task = tasks.get(tx, question.task_id)
+    return ended_by(tx, task) if task.finished_at == question.answered_at else ""
 
 
 def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Question, ...]:

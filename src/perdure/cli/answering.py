@@ -26,7 +26,7 @@ from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
-from perdure.people import ended_by, open_questions, settled
+from perdure.people import cancelled_by, ended_by, open_questions, settled
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -244,16 +244,16 @@ def _settle(
     client: Client, question_id: str, operation: Callable[..., Question], arguments: dict[str, Any], *, as_json: bool
 ) -> None:
     row, evidence, is_ours, now = client.store.call(_settled, question_id, operation, arguments)
-    given, said = client.store.read(_given, row)
+    given, said, who_cancelled = client.store.read(_given, row)
     late = client.store.read(_too_late, client, row.task_id)
     ways = client.store.read(settling_cancelled, row, client.commands)
     if as_json:
-        shape = question_shape(row, evidence, answer=given)
+        shape = question_shape(row, evidence, answer=given, cancelled_by=who_cancelled)
         screen.put_json({**shape, "changed": is_ours, "too_late": late or None})
     elif is_ours:
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
-        screen.put(f"{row.id} {_already(row, now, said)}; nothing changed")
+        screen.put(f"{row.id} {_already(row, now, said, who_cancelled)}; nothing changed")
         for line in ["what settles its call", *(f"  {way}" for way in aligned(ways))] if ways else ():
             screen.put(line)
     if not is_ours:
@@ -267,9 +267,9 @@ def _settle(
         screen.note(f"{nobody}, or run the line that began the task once more")
 
 
-def _given(tx: Transaction, question: Question) -> tuple[object, str]:
-    """What was answered, and in words."""
-    return questions.answer_of(tx, question), answer_in_words(tx, question)
+def _given(tx: Transaction, question: Question) -> tuple[object, str, str]:
+    """What was answered, and in words, and who cancelled it."""
+    return questions.answer_of(tx, question), answer_in_words(tx, question), cancelled_by(tx, question)
 
 
 def _too_late(tx: Transaction, client: Client, task_id: str) -> str:
@@ -302,13 +302,14 @@ def _answered(row: Question) -> str:
     return "answered" if row.status is QuestionStatus.ANSWERED else str(row.status)
 
 
-def _already(row: Question, now: int, said: str) -> str:
+def _already(row: Question, now: int, said: str, who_cancelled: str) -> str:
     when = "" if row.answered_at is None else f" {phrases.duration(now - row.answered_at)} ago"
     match row.status:
         case QuestionStatus.EXPIRED:
             return f"expired{when}: nobody had answered in time"
         case QuestionStatus.CANCELLED:
-            return f"was cancelled{when}: {row.reason or 'its task ended first'}"
+            who = f" by {phrases.one_line(who_cancelled)}" if who_cancelled else ""
+            return f"was cancelled{who}{when}: {row.reason or 'its task ended first'}"
         case _:
             by = f" by {row.answered_by}" if row.answered_by else ""
             what = f": {said}" if row.status is QuestionStatus.ANSWERED else ""

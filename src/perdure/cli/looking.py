@@ -21,7 +21,7 @@ from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Task, tail
-from perdure.people import Settled, SettledCalls, ended_by, open_questions, said, settled, wanted
+from perdure.people import Settled, SettledCalls, cancelled_by, ended_by, open_questions, said, settled, wanted
 from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
@@ -141,7 +141,10 @@ def questions_(
         )
     following = str(asked[-1].question.n) if len(asked) == limit else None
     if as_json:
-        shapes = [question_shape(one.question, one.evidence, answer=one.answer) for one in asked]
+        shapes = [
+            question_shape(one.question, one.evidence, answer=one.answer, cancelled_by=one.cancelled_by)
+            for one in asked
+        ]
         screen.put_json({"questions": shapes, "after": following})
         return
     ids = [one.question.task_id for one in asked]
@@ -268,6 +271,7 @@ class _Asked:
     question: Question
     evidence: Any
     answer: object
+    cancelled_by: str
     said: str
     late: str
     deadline: str
@@ -285,6 +289,7 @@ def _as_asked(tx: Transaction, question: Question, task: Task, commands: Command
         question,
         questions.evidence(tx, question),
         questions.answer_of(tx, question),
+        cancelled_by(tx, question),
         "" if question.status is QuestionStatus.OPEN else said(tx, question),
         too_late(tx, task, judge=judge, commands=commands),
         coming(task, now_ms=tx.now),

@@ -56,7 +56,9 @@ def task_shape(task: Task, because: str = "") -> dict[str, Json]:
     }
 
 
-def question_shape(question: Question, evidence: object, *, answer: object = None) -> dict[str, Json]:
+def question_shape(
+    question: Question, evidence: object, *, answer: object = None, cancelled_by: str = ""
+) -> dict[str, Json]:
     """A question's row with what it rests on."""
     return {
         "id": question.id,
@@ -69,6 +71,7 @@ def question_shape(question: Question, evidence: object, *, answer: object = Non
         "evidence": plain(evidence),
         "answer": plain(answer),
         "answered_by": question.answered_by,
+        "cancelled_by": cancelled_by or None,
         "reason": question.reason,
         "created_at": question.created_at,
         "expires_at": question.expires_at,

@@ -25,7 +25,7 @@ from perdure.errors import Error
 from perdure.model.message import Message
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Attempt, Outcome, Task
-from perdure.people import NOBODY, SettledCalls, answers, ended_by, settled
+from perdure.people import NOBODY, SettledCalls, answers, cancelled_by, ended_by, settled
 from perdure.runtime.liveness import Judge, judge
 from perdure.runtime.replay import Inspection, Record, inspect
 from perdure.store import questions, task_lists, tasks
@@ -77,7 +77,12 @@ class _Page:
         ]
         self.answers = list(answers(tx, self.task))
         self.questions = [
-            question_shape(one, questions.evidence(tx, one), answer=questions.answer_of(tx, one))
+            question_shape(
+                one,
+                questions.evidence(tx, one),
+                answer=questions.answer_of(tx, one),
+                cancelled_by=cancelled_by(tx, one),
+            )
             for one in reversed(questions.of_task(tx, task_id))
         ]
         self.outcome: Outcome | None = task_lists.outcome(tx, task_id)

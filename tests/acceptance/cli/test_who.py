@@ -9,7 +9,8 @@ import pytest
 
 import perdure.sync
 from perdure.errors import Error
-from perdure.store import steps
+from perdure.model.question import QuestionKind
+from perdure.store import questions, steps
 from tests.acceptance.cli.conftest import Story
 from tests.command_line import Desk, finish, hear
 from tests.world import World, packed
@@ -42,6 +43,22 @@ def test_who_cancelled_a_task_is_told_of_its_children_and_their_questions_too(de
         assert (one["ended_by"], one["ended_because"]) == ("ana", "its parent ended: no longer needed")
     assert len(re.findall("ended by ana ", desk.run("ps", "--all").out)) == 2
     assert re.search(r"\n    cancelled, by ana, .+: the task was cancelled\n", desk.run("questions", "--all").out)
+    late = desk.run("answer", story.question, "--give-up").out
+    assert re.match(r"Q1 was cancelled by ana .+ ago: the task was cancelled; nothing changed\n", late)
+    (question,) = desk.run("questions", "--all", "--json").json["questions"]
+    assert (question["status"], question["answered_by"], question["cancelled_by"]) == ("cancelled", None, "ana")
+
+
+def test_a_question_that_was_out_of_use_before_is_not_told_as_cancelled_by_who_ended_its_task(
+    desk: Desk, world: World
+) -> None:
+    claim = world.start()
+    question = world.ask(claim, QuestionKind.CALL, text="may it run?")
+    world.store.call(questions.void, claim.fence, question.id, reason="other arguments")
+    world.clock.advance(1000)
+    desk.run("cancel", claim.task.id, "--by", "ana")
+
+    assert re.search(r"^    cancelled, [^,]+: other arguments$", desk.run("questions", "--all").out, re.MULTILINE)
 
 
 def test_who_cancelled_a_parent_later_is_not_told_of_a_child_that_had_ended_before(desk: Desk, story: Story) -> None:
