@@ -301,8 +301,15 @@ class Attempt:
         self._release_if_drained()
 
     def _release_if_drained(self) -> None:
-        if self.is_draining and self.waits.live_calls == 0 and self.stopping is None:
+        if self.is_draining and self.is_idle and self.stopping is None:
             self.stop(Stop.RELEASE)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be ended here at no cost: it only waits, and inside no call that no machine makes again."""
+        return self.waits.live_calls == 0 and not any(
+            call.is_running and call.risk >= Risk.HIGH for call in self._open_calls
+        )
 
     def _store_failed(self, error: StoreError) -> None:
         if not isinstance(error, LeaseLost):

@@ -67,7 +67,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         if (attempt.is_draining or attempt.is_ending) and (parent == ROOT or scope.has_returned):
             await attempt.hold_call()
         journal.open(call, key, body, parent=parent)
-        waits.begin_call()
+        opened = waits.begin_call(key, parent)
         try:
             if not waits.is_running:
                 await waits.until_running()
@@ -83,7 +83,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
                 cut = doubt
             return await _settle_cut(attempt, call, cut)
         finally:
-            waits.end_call()
+            waits.end_call(key, opened)
             journal.close(call, key, parent=parent)
     finally:
         attempt.close_call(call)

@@ -78,5 +78,4 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
     asked = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.CALL, step.key)
     if asked is not None:
         await journal.write(questions.void, journal.fence, asked.id, reason="the code has come to its record after all")
-    async with attempt.waits.call():
-        return  # The task may have been set aside meanwhile; from here on it runs.
+    await attempt.waits.until_running()  # It may have been set aside meanwhile.

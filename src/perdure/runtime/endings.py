@@ -211,15 +211,15 @@ async def _settle_doubts(attempt: Attempt) -> None:
     async with asyncio.TaskGroup() as group:
         for key, (call, step) in left.items():
             if key not in inner:
-                group.create_task(_in_call(attempt, doubts.settle_left(attempt, call, step)))
+                group.create_task(_in_call(attempt, key, doubts.settle_left(attempt, call, step)))
         for key, record in unreached.items():
             journal.used(key)
             if key not in inner:
-                group.create_task(_in_call(attempt, doubts.settle_unreached(attempt, record)))
+                group.create_task(_in_call(attempt, key, doubts.settle_unreached(attempt, record)))
 
 
-async def _in_call(attempt: Attempt, settling: Any) -> None:
-    async with attempt.waits.call():
+async def _in_call(attempt: Attempt, key: str, settling: Any) -> None:
+    async with attempt.waits.call(key):
         await settling
 
 

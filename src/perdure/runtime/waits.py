@@ -2,6 +2,8 @@
 
 The waiting is a row (`waiting_for`), so it survives the process; in memory it is a future that the worker resolves
 when it sees that the thing has happened. A call beside the waits keeps the task running; a new one restores it first.
+A call around others does what these do: a tool that waits for its child holds no permit either, or as many such tools
+as there are permits would wait for ever.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from perdure.model.task import Fence, Wait, WaitKind
 from perdure.runtime.journal import Journal
 from perdure.store import tasks
+from perdure.trace import ROOT
 
 # Members of one `gather` that are children wait together: the task need not wake for each.
 gather_group: contextvars.ContextVar[object | None] = contextvars.ContextVar("perdure_gather", default=None)
@@ -37,6 +42,20 @@ class Permits(Protocol):
         ...
 
 
+class Open(Struct, eq=False):
+    """An open call, the one around it, and why it does nothing by itself at present."""
+
+    around: Open | None
+    inside: int = 0  # open calls that it has made
+    waiting: int = 0
+    has_ended: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it counts as doing something."""
+        return not (self.inside or self.waiting or self.has_ended)
+
+
 @dataclass(eq=False, slots=True)
 class _Entry:
     wait: Wait
@@ -51,6 +70,7 @@ class Waits:
         self._journal = journal
         self._permits = permits
         self._entries: list[_Entry] = []
+        self._open: dict[str, Open] = {}
         self._live = 0
         self._is_waiting = False
         self._turn = asyncio.Lock()
@@ -94,34 +114,47 @@ class Waits:
         return found
 
     @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
-        """Around a call that does something: the task runs meanwhile."""
-        self.begin_call()
+    async def call(self, key: str = ROOT) -> AsyncIterator[None]:
+        """Around something that the attempt does by itself: the task runs meanwhile. One at a time for each key."""
+        opened = self.begin_call(key, ROOT)
         try:
             await self.until_running()
             yield
         finally:
-            self.end_call()
+            self.end_call(key, opened)
 
-    def begin_call(self) -> None:
-        """A call that does something is open, until `end_call`. It goes on once the task runs (`until_running`)."""
+    def begin_call(self, key: str, parent: str) -> Open:
+        """A call is open, until `end_call`, inside the one with the key `parent`.
+
+        It goes on once the task runs (`until_running`).
+        """
+        around = self._open.get(parent) if parent else None
+        opened = self._open[key] = Open(around)
         self._live += 1
+        if around is not None:
+            self._change(around, inside=1)
+        return opened
 
     @property
     def is_running(self) -> bool:
         """Whether the task runs, so that a call may go on at once."""
         return not (self._is_waiting or self._turn.locked())
 
-    def end_call(self) -> None:
+    def end_call(self, key: str, opened: Open) -> None:
         """The call has ended; the task may be set aside for what is still waited for."""
-        self._live -= 1
+        self._live -= opened.is_live
+        opened.has_ended = True
+        if self._open.get(key) is opened:
+            del self._open[key]
+        if opened.around is not None:
+            self._change(opened.around, inside=-1)
         if self._live == 0:
             if self._entries:
                 self._set_aside_soon()
             self._on_idle()
 
     async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
-        """Wait, inside a call, until the thing has happened; the task runs again when this returns.
+        """Wait, inside the call that `wait` names, until the thing has happened; the task runs when this returns.
 
         `or_done` may end it too: something in this process, which no other can see.
         """
@@ -130,7 +163,8 @@ class Waits:
         if or_done is not None:
             or_done.add_done_callback(lambda _: None if happened.done() else happened.set_result(None))
         self._entries.append(entry)
-        self._live -= 1
+        caller = self._open[wait.step_key]
+        self._change(caller, waiting=1)
         try:
             self._permits.look_soon()
             self._set_aside_soon()
@@ -138,8 +172,14 @@ class Waits:
             await entry.happened
         finally:
             self._entries.remove(entry)
-            self._live += 1
+            self._change(caller, waiting=-1)
         await self.until_running()
+
+    def _change(self, one: Open, *, inside: int = 0, waiting: int = 0) -> None:
+        self._live -= one.is_live
+        one.inside += inside
+        one.waiting += waiting
+        self._live += one.is_live
 
     def cancel(self) -> None:
         """The attempt ends: nothing is set aside any more."""

@@ -427,7 +427,7 @@ class Worker:
 
     def _set_aside_longest(self) -> None:
         """Beyond the limit, waiting attempts give up their memory, the longest first; they are replayed later."""
-        waiting = [one for one in self.attempts.values() if one.waits.is_waiting and one.stopping is None]
+        waiting = [one for one in self.attempts.values() if one.waits.is_waiting and one.is_idle and not one.stopping]
         excess = len(waiting) - self.settings.waiting_in_memory
         for attempt in sorted(waiting, key=lambda one: one.waits.waiting_since_ms)[: max(0, excess)]:
             attempt.stop(Stop.SUSPEND)

@@ -1,0 +1,225 @@
+"""Waits inside a tool: a call around others does what these do, and holds no permit while they only wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import perdure
+import perdure.sync as psync
+from perdure.settings import Settings
+from tests.held_calls import Ledger, kill_inside
+from tests.theatre import Theatre
+
+IN_MEMORY = Settings(sweep_s=0.5, poll_ms=500, permits=2, main_permits=0, shutdown_grace_s=10)
+SET_ASIDE = Settings(sweep_s=0.5, poll_ms=500, permits=2, main_permits=0, shutdown_grace_s=10, waiting_in_memory=0)
+
+
+@pytest.fixture(params=[IN_MEMORY, SET_ASIDE], ids=["in memory", "set aside"])
+def settings(request: pytest.FixtureRequest) -> Settings:
+    """Few permits, and waits that stay in memory or leave it at once."""
+    chosen: Settings = request.param
+    return chosen
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_tools_that_wait_for_children_hold_no_permit(house: Theatre, depth: int) -> None:
+    @perdure.agent
+    async def child(n: int) -> int:
+        await perdure.sleep(1)
+        return n
+
+    @perdure.tool(risk="low")
+    async def dig(n: int, deep: int) -> int:
+        return await (dig(n, deep - 1) if deep > 1 else child(n))
+
+    @perdure.agent
+    async def host(n: int) -> int:
+        return await dig(n, depth)
+
+    await house.hire(host, child)
+    tasks = await house.client.start_all([host.bind(n) for n in range(6)])  # Three times as many as there are permits.
+
+    assert [await task.result(timeout=100) for task in tasks] == [*range(6)]
+
+
+async def test_a_tool_in_a_thread_that_waits_holds_no_permit(house: Theatre) -> None:
+    @perdure.agent
+    async def child(n: int) -> int:
+        return n
+
+    @perdure.tool(risk="low")
+    def delegate(n: int) -> int:
+        return psync.call(child, n)
+
+    @perdure.agent
+    async def host(n: int) -> int:
+        return await perdure.call(delegate, n)
+
+    await house.hire(host, child)
+    tasks = await house.client.start_all([host.bind(n) for n in range(6)])
+
+    assert [await task.result(timeout=100) for task in tasks] == [*range(6)]
+
+
+@pytest.mark.parametrize("risk", ["low", "high"])
+async def test_other_work_goes_on_while_people_are_asked_inside_tools(house: Theatre, risk: str) -> None:
+    @perdure.tool(risk=risk)
+    async def send(n: int) -> str:
+        return await perdure.ask(f"send {n}?")
+
+    @perdure.agent
+    async def host(n: int) -> str:
+        return await send(n)
+
+    @perdure.agent
+    async def other() -> str:
+        return "done"
+
+    await house.hire(host, other)
+    tasks = await house.client.start_all([host.bind(n) for n in range(4)])
+    for task in tasks:
+        await house.until_status(task, "waiting")
+
+    assert await house.run(other) == "done"
+    for question in await house.client.questions():
+        await question.answer(question.text, by="ana")
+    assert sorted([await task.result() for task in tasks]) == [f"send {n}?" for n in range(4)]
+
+
+async def test_a_call_beside_the_wait_keeps_the_task_running(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(risk="low")
+    async def work() -> str:
+        await ledger.hold()
+        return "worked"
+
+    @perdure.tool(risk="low")
+    async def both() -> list[str]:
+        return list(await perdure.gather(perdure.ask("well?"), work()))
+
+    @perdure.agent
+    async def host() -> list[str]:
+        return await both()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    question = await house.question()
+    await ledger.reached.wait()
+    await asyncio.sleep(5)
+
+    assert house.row(task).status == "running"
+    ledger.go_on.set()
+    await house.until_status(task, "waiting")
+    await question.answer("yes", by="ana")
+    assert await task.result() == ["yes", "worked"]
+
+
+@pytest.mark.parametrize("risk", ["low", "medium"])
+async def test_a_worker_that_stops_hands_back_a_tool_that_waits_for_a_person(house: Theatre, risk: str) -> None:
+    @perdure.tool(risk=risk, idempotent=risk == "medium")
+    async def send() -> str:
+        return await perdure.ask("send it?")
+
+    @perdure.agent
+    async def host() -> str:
+        return await send()
+
+    task = await house.client.start(host)
+    for _ in range(4):  # More often than a task may be cut off.
+        actor = await house.hire(host)
+        await house.until_status(task, "waiting")
+        began = house.loop.time()
+        await house.dismiss(actor)
+        assert house.loop.time() - began < 1
+    await house.hire(host)
+    (question,) = await house.client.questions()
+    await question.answer("yes", by="ana")
+
+    assert await task.result() == "yes"
+    assert house.row(task).recoveries == 0
+
+
+@pytest.mark.parametrize("risk", ["low", "medium"])
+async def test_killed_while_a_tool_waits_for_a_person_nothing_is_counted(house: Theatre, risk: str) -> None:
+    @perdure.tool(risk=risk, idempotent=risk == "medium")
+    async def send() -> str:
+        return await perdure.ask("send it?")
+
+    @perdure.agent
+    async def host() -> str:
+        return await send()
+
+    task = await house.client.start(host)
+    for _ in range(5):
+        actor = await house.hire(host)
+        await house.until_status(task, "waiting")
+        await asyncio.sleep(5)
+        house.kill(actor)
+    await house.hire(host)
+    (question,) = await house.client.questions()
+    await question.answer("yes", by="ana")
+
+    assert await task.result() == "yes"
+
+
+async def test_a_high_tool_that_waits_inside_is_not_cut_to_save_memory_or_by_a_stop(
+    house: Theatre, ledger: Ledger
+) -> None:
+    @perdure.tool(risk="high")
+    async def pay() -> str:
+        ledger.note("begun")
+        said = await perdure.ask("pay it?")
+        ledger.note("paid")
+        return said
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay()
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    question = await house.question()
+    await house.until_status(task, "waiting")
+    await asyncio.sleep(30)
+    actor.worker.stop()
+    await asyncio.sleep(5)
+    await question.answer("yes", by="ana")
+    await actor.running
+    await house.hire(host)
+
+    assert await task.result() == "yes"
+    assert ledger.done == ["begun", "paid"]
+    assert "step_in_doubt" not in house.kinds(task)
+
+
+async def test_in_doubt_inside_tools_people_are_asked_and_other_work_goes_on(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(risk="high")
+    async def pay(n: int) -> int:
+        await ledger.hold()
+        return n
+
+    @perdure.tool(risk="low")
+    async def wrap(n: int) -> int:
+        return await pay(n)
+
+    @perdure.agent
+    async def host(n: int) -> int:
+        return await wrap(n)
+
+    @perdure.agent
+    async def other() -> str:
+        return "done"
+
+    first = await house.hire(host)
+    tasks = await house.client.start_all([host.bind(n) for n in range(2)])
+    await house.until(lambda: all(house.steps(task, "pay") for task in tasks))
+    await kill_inside(house, first, ledger)
+    await house.hire(host, other)
+    for task in tasks:
+        await house.until_status(task, "waiting")
+
+    assert await house.run(other) == "done"
+    for question in await house.client.questions():
+        await question.resolve(perdure.happened(7), by="ana")
+    assert [await task.result() for task in tasks] == [7, 7]
