@@ -57,6 +57,10 @@ class Occurrences:
         counts[call] = number + 1
         return number
 
+    def take_back(self, parent: str, name: str, digest: str) -> None:
+        """The call that was numbered last is not made: its number is the next one's."""
+        self._counts[parent][name, digest] -= 1
+
     def go_on_after(self, keys: Iterable[str]) -> None:
         """Calls at the top that were made before: the next equal one is another call, and not one of these again."""
         counts = self._counts[ROOT]
@@ -83,6 +87,7 @@ class Records:
     def __init__(self, steps: Iterable[Step] = (), *, replay_from: int = 0) -> None:
         self._by_key: dict[str, Step] = {}
         self._unused: dict[tuple[str, str], dict[str, Step]] = defaultdict(dict)
+        self._unused_above_low: dict[str, dict[str, Step]] = defaultdict(dict)  # the same by name, wherever it was made
         # Inside calls that have been answered: no code comes to them any more, unless such a call runs again.
         self._left_inside: set[str] = set()
         self._under: dict[str, list[str]] = defaultdict(list)
@@ -92,7 +97,7 @@ class Records:
             self._by_key[step.key] = step  # Tries come in order: the last one counts.
         for key, step in self._by_key.items():
             self._under[scope_of(key)].append(key)
-            self._unused[scope_of(key), step.name][key] = step
+            self._lies_unused(key, step)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -124,8 +129,14 @@ class Records:
         if step is None:
             return
         self._unused[scope_of(key), step.name].pop(key, None)
+        if step.risk != Risk.LOW:
+            self._unused_above_low[step.name].pop(key, None)
         self._left_inside.discard(key)
-        if len(self._under) > 1:  # Otherwise every call was made at the top: no need to work out what lies below.
+        self.use_inside(key)
+
+    def use_inside(self, key: str) -> None:
+        """The call with this key has its outcome: the records of calls made inside it count as used."""
+        if self._has_inner:
             for inner in self._under.get(scope_under(key), ()):
                 self.use(inner)
                 self._left_inside.add(inner)
@@ -133,22 +144,44 @@ class Records:
     def begin_anew(self, key: str) -> bool:
         """The call with this key runs again: what it had made above low risk lies unused until it makes that again.
 
-        Whether there is any.
+        That at any depth, for a call in between may be made with another input. Whether there is any.
         """
-        if len(self._under) == (ROOT in self._under):  # No call was made inside another: no need to work out where.
+        if not self._has_inner:
             return False
-        made = [inner for inner in self._under.get(scope_under(key), ()) if self._by_key[inner].risk != Risk.LOW]
-        for inner in made:
-            self._unused[scope_of(inner), self._by_key[inner].name][inner] = self._by_key[inner]
-        return bool(made)
+        has_any = False
+        for inner in self._under.get(scope_under(key), ()):
+            step = self._by_key[inner]
+            if step.risk != Risk.LOW:
+                self._lies_unused(inner, step)
+                has_any = True
+            has_any = self.begin_anew(inner) or has_any
+        return has_any
 
-    def unused_of(self, parent: str, name: str) -> list[Step]:
-        """Records of this name under the same parent that no call has asked for yet: a sign of drift."""
-        return [self._by_key[key] for key in self._unused.get((scope_under(parent), name), ())]
+    def unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> list[Step]:
+        """Records of this name that no call has asked for yet, a sign of drift: those under the same parent.
 
-    def has_unused_of(self, parent: str, name: str) -> bool:
+        For a dangerous call also those above low risk under any other: the call around it may have changed instead.
+        """
+        found = dict(self._unused.get((scope_under(parent), name), {}))
+        if is_dangerous:
+            found |= self._unused_above_low.get(name, {})
+        return [self._by_key[key] for key in found]
+
+    def has_unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> bool:
         """Whether there are any."""
+        if is_dangerous and self._unused_above_low.get(name):
+            return True
         return bool(self._unused) and bool(self._unused.get((scope_under(parent), name)))
+
+    def _lies_unused(self, key: str, step: Step) -> None:
+        self._unused[scope_of(key), step.name][key] = step
+        if step.risk != Risk.LOW:
+            self._unused_above_low[step.name][key] = step
+
+    @property
+    def _has_inner(self) -> bool:
+        """Whether any call was made inside another. Otherwise there is no need to work out what lies where."""
+        return len(self._under) > (ROOT in self._under)
 
     def use_before(self, step_index: int) -> list[str]:
         """The agent goes on from a checkpoint: what was recorded before it is not asked for again. Its keys."""
@@ -157,6 +190,13 @@ class Records:
             if not self._by_key[key].is_in_doubt:
                 self.use(key)
         return before
+
+    def scopes_under(self, key: str) -> set[str]:
+        """The scopes of calls inside the call with this key, at any depth of recorded ones."""
+        found = {scope_under(key)}
+        for inner in self._under.get(scope_under(key), ()):
+            found |= self.scopes_under(inner)
+        return found
 
     def unused(self) -> Iterator[Step]:
         """Every record that no call has asked for."""

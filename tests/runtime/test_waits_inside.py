@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import pytest
 
@@ -64,7 +65,9 @@ async def test_a_tool_in_a_thread_that_waits_holds_no_permit(house: Theatre) -> 
 
 
 @pytest.mark.parametrize("risk", ["low", "high"])
-async def test_other_work_goes_on_while_people_are_asked_inside_tools(house: Theatre, risk: str) -> None:
+async def test_other_work_goes_on_while_people_are_asked_inside_tools(
+    house: Theatre, risk: Literal["low", "high"]
+) -> None:
     @perdure.tool(risk=risk)
     async def send(n: int) -> str:
         return await perdure.ask(f"send {n}?")
@@ -116,7 +119,9 @@ async def test_a_call_beside_the_wait_keeps_the_task_running(house: Theatre, led
 
 
 @pytest.mark.parametrize("risk", ["low", "medium"])
-async def test_a_worker_that_stops_hands_back_a_tool_that_waits_for_a_person(house: Theatre, risk: str) -> None:
+async def test_a_worker_that_stops_hands_back_a_tool_that_waits_for_a_person(
+    house: Theatre, risk: Literal["low", "medium"]
+) -> None:
     @perdure.tool(risk=risk, idempotent=risk == "medium")
     async def send() -> str:
         return await perdure.ask("send it?")
@@ -141,7 +146,9 @@ async def test_a_worker_that_stops_hands_back_a_tool_that_waits_for_a_person(hou
 
 
 @pytest.mark.parametrize("risk", ["low", "medium"])
-async def test_killed_while_a_tool_waits_for_a_person_nothing_is_counted(house: Theatre, risk: str) -> None:
+async def test_killed_while_a_tool_waits_for_a_person_nothing_is_counted(
+    house: Theatre, risk: Literal["low", "medium"]
+) -> None:
     @perdure.tool(risk=risk, idempotent=risk == "medium")
     async def send() -> str:
         return await perdure.ask("send it?")

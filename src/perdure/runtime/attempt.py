@@ -373,6 +373,7 @@ class Attempt:
         if step.risk != Risk.LOW:
             self.intents.pop(step.key, None)
             self.host.in_flight.forget(self.task.id, step.key)
+        self.journal.records.use_inside(step.key)
         self.spending.add(usage)
 
     # -- errors -----------------------------------------------------------------------------------

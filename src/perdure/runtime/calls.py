@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from perdure import ambient, codec
 from perdure.errors import BadInput, Error, WrongThread
 from perdure.model.step import Step
+from perdure.policy.risk import Risk, highest
 from perdure.runtime import doubts, drift, live, stand_ins
 from perdure.runtime.call import Call
 from perdure.runtime.journal import unpacked
@@ -72,7 +73,9 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             if not waits.is_running:
                 await waits.until_running()
             if journal.has_history:
-                if record is None and journal.records.has_unused_of(parent, call.name):
+                if record is None and journal.records.has_unused_like(
+                    call.name, parent=parent, is_dangerous=call.is_dangerous
+                ):
                     await drift.hold(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
             try:
@@ -99,11 +102,12 @@ async def _look(call: Call, run: Run) -> Any:
 
 async def _settle_cut(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:
     """Settle a call that was cut off in this attempt; run again, it may be cut off again."""
+    tries = 1
     while True:
         try:
-            return await doubts.settle_fresh(attempt, call, cut.step, cause=cut.cause)
+            return await doubts.settle_fresh(attempt, call, cut, tries=tries)
         except live.InDoubt as doubt:
-            cut = doubt
+            cut, tries = doubt, tries + 1
 
 
 def answer(attempt: Attempt, call: Call, record: Step) -> Any:
@@ -112,4 +116,6 @@ def answer(attempt: Attempt, call: Call, record: Step) -> Any:
     if record.outcome == "completed":
         return unpacked(record, call.annotation)
     error = Error.from_json(unpacked(record, codec.ANY))
-    raise attempt.remember(stand_ins.raise_again(error, tool=call.name), record.step_index, call.risk)
+    # What it was declared as when it was made decides whether a machine may make it again.
+    risk = call.risk if record.risk is None else highest(call.risk, Risk.parse(record.risk))
+    raise attempt.remember(stand_ins.raise_again(error, tool=call.name), record.step_index, risk)

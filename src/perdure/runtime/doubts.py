@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -24,11 +24,15 @@ from perdure.runtime import answers, live, raised, stand_ins, zombies
 from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
 from perdure.runtime.threads import start_thread
+from perdure.states import QuestionStatus
 from perdure.store import payloads, questions, steps
 from perdure.store.last_words import LastWord, WordKind
+from perdure.trace import scope_of
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
+
+_MOST_ASKED = 1000  # questions of one task that are looked through
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -83,13 +87,15 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
     return await _settle(attempt, matter)
 
 
-async def settle_fresh(attempt: Attempt, call: Call, step: steps.NewStep, *, cause: str) -> Any:
-    """A call of this attempt that was cut off or raised an ambiguous error."""
+async def settle_fresh(attempt: Attempt, call: Call, cut: live.InDoubt, *, tries: int) -> Any:
+    """A call of this attempt that was cut off or raised an ambiguous error, in its try of this number."""
     for _ in range(3):
         await asyncio.sleep(0)  # A coroutine that was cut off ends now, and may say how.
+    step = cut.step
     begun = await attempt.journal.read(steps.by_key, attempt.task.id, step.key, step.try_number)
     assert begun is not None, step.key
-    return await _settle(attempt, _Matter(call, step, attempt.task.attempt, begun.timestamp, cause))
+    matter = _Matter(call, step, attempt.task.attempt, begun.timestamp, cut.cause, error=cut.__cause__, tries=tries)
+    return await _settle(attempt, matter)
 
 
 async def settle_left(attempt: Attempt, call: Call, step: steps.NewStep) -> None:
@@ -131,7 +137,8 @@ async def _settle_unasked(attempt: Attempt, matter: _Matter) -> None:
 class _Matter:
     """What is to be found out: about which call, who held it, since when, and why nobody knows.
 
-    `may_run` is False when no code waits for the call any more, so that it is not run again either.
+    `may_run` is False when no code waits for the call any more, so that it is not run again either. `error` is what
+    this attempt's own try of it raised, the last of so many `tries`.
     """
 
     call: Call
@@ -140,6 +147,8 @@ class _Matter:
     started_ms: int
     cause: str
     may_run: bool = True
+    error: BaseException | None = None
+    tries: int = 0
 
 
 async def _settle(attempt: Attempt, matter: _Matter) -> Any:
@@ -213,11 +222,29 @@ async def _run_again(attempt: Attempt, matter: _Matter, question: Question | Non
         await _settle_inside(attempt, step)
         not_applied = NotApplied("it did not happen")
         await live.fail_call(attempt, call, step, not_applied, begun=True, question_id=_id(question), is_found_out=True)
+    if matter.error is not None:
+        await _until_again(attempt, matter, matter.error, is_asked=question is not None)
     await attempt.host.until_may_call()
     await live.take_over(attempt, step, question_id=_id(question))
     matter.held_by = attempt.task.attempt
     await live.until_may_start(attempt, step)
     return await live.run_begun(attempt, call, step)
+
+
+async def _until_again(attempt: Attempt, matter: _Matter, error: BaseException, *, is_asked: bool) -> None:
+    """By the word of `reconcile` a call runs again as often as by a retry, and no sooner; by a person's, at once.
+
+    Raises the stand-in of its error when it has had all its tries: that nothing happened is known.
+    """
+    call = matter.call
+    if is_asked:
+        live.run_inside_anew(attempt, error)
+        return
+    retries = live.retries_of(attempt, call)
+    if matter.tries > retries:
+        await _settle_inside(attempt, matter.step)
+        await live.fail_call(attempt, call, matter.step, error, begun=True)
+    await live.until_again(attempt, call, error, matter.tries - 1, retries)
 
 
 async def _give_up(attempt: Attempt, matter: _Matter, question: Question) -> NoReturn:
@@ -240,6 +267,10 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
             await live.fail_call(attempt, call, made, unknown, begun=True)
         except ToolError:
             continue
+    scopes = journal.records.scopes_under(step.key)
+    for asked in await journal.read(_asked_inside, attempt.task.id, scopes):
+        if not journal.is_running(asked.step_key):
+            await journal.write(questions.void, journal.fence, asked.id, reason="the call around it was settled")
 
 
 async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Question, Verdict[Any]]:
@@ -320,6 +351,12 @@ async def _call_reconcile(attempt: Attempt, call: Call, step: steps.NewStep, dou
 
 def _id(question: Question | None) -> str | None:
     return None if question is None else question.id
+
+
+def _asked_inside(tx: Any, task_id: str, scopes: Collection[str]) -> list[Question]:
+    """Open questions of calls inside one that is settled, and will not come to them any more."""
+    asked = questions.of_task(tx, task_id, limit=_MOST_ASKED)
+    return [one for one in asked if one.status is QuestionStatus.OPEN and scope_of(one.step_key) in scopes]
 
 
 def _answer(tx: Any, question: Question) -> Any:

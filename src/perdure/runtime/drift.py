@@ -2,7 +2,8 @@
 
 Low risk runs and says so. Above, it is held until no answer has been handed out for a while; if the record still lies
 unused then, a person is asked, or DriftError raised where the agent wants that. Should a branch come to the record
-after all, the question is taken back and the call runs.
+after all, the question is taken back and the call runs. A record counts wherever it was made, since a harmless call
+around it may have been made with another input, renamed or dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
     """Return once the call may run. Raises Drift, or the stand-in of Denied or Expired."""
     journal = attempt.journal
-    unused = journal.records.unused_of(parent, call.name)
+    unused = _unused(attempt, call, parent)
     if not unused:
         return
     if not call.is_dangerous:
@@ -40,7 +41,7 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
         await attempt.host.pause(attempt.host.settings.drift_settle_ms / 1000)
         for _ in range(3):
             await asyncio.sleep(0)  # A loop that was busy all the while lets the other branches go on first.
-        unused = journal.records.unused_of(parent, call.name)
+        unused = _unused(attempt, call, parent)
         if not unused:
             return
     recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
@@ -50,6 +51,10 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
         raise attempt.remember(Drift(why), -1, call.risk)
     step = journal.step(call, key=key, body=body, token=journal.token_for(None))
     await _ask(attempt, call, step, parent=parent, why=why)
+
+
+def _unused(attempt: Attempt, call: Call, parent: str) -> list[Step]:
+    return attempt.journal.records.unused_like(call.name, parent=parent, is_dangerous=call.is_dangerous)
 
 
 def _written(tx: Transaction, step: Step) -> str:
@@ -64,7 +69,7 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
     loop = asyncio.get_running_loop()
     asking: asyncio.Future[Question] = loop.create_task(live.ask_first(attempt, call, step, why=why))
     try:
-        while not asking.done() and journal.records.unused_of(parent, call.name):
+        while not asking.done() and _unused(attempt, call, parent):
             answered: asyncio.Future[Any] = journal.next_answer()
             await asyncio.wait([asking, answered], return_when=asyncio.FIRST_COMPLETED)
     finally:

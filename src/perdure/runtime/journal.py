@@ -126,22 +126,33 @@ class Journal:
     def key_of(self, call: Call, body: bytes, *, parent: str) -> str:
         """The key of a call. Raises AmbiguousStep when a replay could not tell it from one that is open."""
         digest = codec.digest(body)
-        if call.key is not None:
-            check_id(call.key, "key")
-            if self._open_keyed.get(place := f"{parent}@{call.key}", (call.name, digest)) != (call.name, digest):
-                raise AmbiguousStep(
-                    f"key {call.key!r} names another call that is still open: after a restart their results could be "
-                    f"swapped. Give each call a key of its own.",
-                    field="key",
-                )
-            return named_key(parent, call.key, self._occurrences.number(parent, "", place))
-        if call.tells_apart and not call.input and self._open_alike.get((parent, call.name)):
+        if call.key is None:
+            return self._key_by_input(call, digest, parent)
+        check_id(call.key, "key")
+        place = f"{parent}@{call.key}"
+        key = named_key(parent, call.key, self._occurrences.number(parent, "", place))
+        open_one = self._open_keyed.get(place)
+        if open_one is not None and open_one != (call.name, digest) and not self.is_running(key):
+            self._occurrences.take_back(parent, "", place)
+            raise AmbiguousStep(
+                f"key {call.key!r} names another call that is still open: after a restart their results could be "
+                f"swapped. Give each call a key of its own.",
+                field="key",
+            )
+        return key
+
+    def _key_by_input(self, call: Call, digest: str, parent: str) -> str:
+        key = call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
+        is_alike = call.tells_apart and not call.input and bool(self._open_alike.get((parent, call.name)))
+        # The very call that is open is no second one: it was left running by what is tried again now.
+        if is_alike and not self.is_running(key):
+            self._occurrences.take_back(parent, call.name, digest)
             raise AmbiguousStep(
                 f"two calls of {call.name} without input are open at once: after a restart their results could be "
                 f"swapped. Give each a key: .options(key=…)",
                 field="key",
             )
-        return call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
+        return key
 
     def open(self, call: Call, key: str, body: bytes, *, parent: str) -> None:
         """A call begins to run: until `close`, a second one that a replay could not tell from it is refused."""

@@ -247,8 +247,7 @@ def _word(attempt: Attempt, step: steps.NewStep, kind: WordKind, body: bytes = b
 
 async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told: ambient.Scope) -> Any:
     """Run the function; again for errors that another try may mend, as far as its risk allows."""
-    settings = attempt.host.settings
-    retries = settings.call_retries if call.retries is None else call.retries
+    retries = retries_of(attempt, call)
     for number in range(retries + 1):
         # Each try finds the calls made inside it by the same keys: what they have done is not done again.
         attempt.journal.restart(step.key)
@@ -259,34 +258,44 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
             value = await run_function(attempt, call, step, scope)
             scope.has_returned = True
             return value
-        except (CutOff, CancelledInside) as exc:
-            scope.is_over = True
-            if call.risk >= Risk.HIGH:
-                raise _Cut(_why_cut(call, exc)) from exc
-            failed: Exception = exc
         except Exception as exc:
-            if call.risk >= Risk.HIGH and isinstance(exc, call.ambiguous):
-                raise _Cut(f"{raised.class_name(exc)}: {raised.text_of(exc)}") from exc
+            scope.is_over = True
+            if call.risk >= Risk.HIGH and (why := _why_in_doubt(attempt, call, exc)):
+                raise _Cut(why) from exc
             failed = exc
         except BaseException:  # Cut off from outside; a thread of it may run on.
             scope.is_over = True
             raise
-        scope.is_over = True
         if not _may_repeat(attempt, call, failed, number, retries):
             raise failed
-        for index, is_final in attempt.raised(failed):
-            if not is_final:
-                attempt.journal.records.run_anew(index, now_ms=attempt.journal.store.clock.now_ms())
-        wait_s = delay_s(RetryPolicy(retries=retries), number, attempt.host.random)
-        _log_retry(attempt, call, failed, f"try {number + 2} of {retries + 1} in {phrases.duration(wait_s * 1000)}")
-        await attempt.host.pause(wait_s)
-        attempt.check()
+        await until_again(attempt, call, failed, number, retries)
         if call.is_dangerous:
             await attempt.host.until_may_call()
     raise AssertionError("the last try raises")
 
 
-def _log_retry(attempt: Attempt, call: Call, failed: Exception, again: str) -> None:
+async def until_again(attempt: Attempt, call: Call, failed: BaseException, number: int, retries: int) -> None:
+    """Wait as long as the policy wants before the next try. Calls inside whose errors made it fail run anew in it."""
+    run_inside_anew(attempt, failed)
+    wait_s = delay_s(RetryPolicy(retries=retries), number, attempt.host.random)
+    _log_retry(attempt, call, failed, f"try {number + 2} of {retries + 1} in {phrases.duration(wait_s * 1000)}")
+    await attempt.host.pause(wait_s)
+    attempt.check()
+
+
+def run_inside_anew(attempt: Attempt, failed: BaseException) -> None:
+    """Calls inside whose errors made a call fail, and might pass, are no longer answered by these."""
+    for index, is_final in attempt.raised(failed):
+        if not is_final:
+            attempt.journal.records.run_anew(index, now_ms=attempt.journal.store.clock.now_ms())
+
+
+def retries_of(attempt: Attempt, call: Call) -> int:
+    """How often the machine may make a call again by itself."""
+    return attempt.host.settings.call_retries if call.retries is None else call.retries
+
+
+def _log_retry(attempt: Attempt, call: Call, failed: BaseException, again: str) -> None:
     why = phrases.safe(phrases.failure(stand_ins.describe(failed, secrets=call.secrets)))
     ids = {"task": attempt.task.id, "agent": attempt.task.agent, "attempt": attempt.task.attempt, "call": call.name}
     log.warning("%s of task %s failed; %s: %s", call.name, attempt.task.id, again, why, extra=ids)
@@ -311,10 +320,17 @@ class _Cut(Exception):
     """The function did not end in a way that says whether it happened."""
 
 
-def _why_cut(call: Call, exc: Exception) -> str:
-    if isinstance(exc, CutOff):
+def _why_in_doubt(attempt: Attempt, call: Call, exc: Exception) -> str:
+    """Why nobody knows whether a call happened that ended with this error; "" where the error is its outcome."""
+    # One of a call inside it was cut off, or cancelled, and not this one.
+    is_own = not attempt.knows(exc)
+    if is_own and isinstance(exc, CutOff):
         return f"cut off after its timeout of {call.timeout_s:g} s"
-    return str(exc)
+    if is_own and isinstance(exc, CancelledInside):
+        return str(exc)
+    if isinstance(exc, call.ambiguous):
+        return f"{raised.class_name(exc)}: {raised.text_of(exc)}"
+    return ""
 
 
 async def ask_first(attempt: Attempt, call: Call, step: steps.NewStep, *, why: str = "") -> Question:
