@@ -117,8 +117,8 @@ BUGS: Final = (
         (
             Patch(
                 "runtime/journal.py",
-                "return call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))",
-                'return call_key(parent, call.name, "0" * 32, self._occurrences.number(parent, call.name, ""))',
+                "key = call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))",
+                'key = call_key(parent, call.name, "0" * 32, self._occurrences.number(parent, call.name, ""))',
             ),
         ),
     ),

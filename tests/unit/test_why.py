@@ -41,7 +41,7 @@ def asked(world: World, task_id: str) -> tuple[Question, ...]:
 def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_it(world: World) -> None:
     claim = world.start()
     world.begin(claim, "look", name="look", risk="low")
-    pay, ship = (world.begin(claim, key, name=key, risk="high").step_index for key in ("pay", "ship"))
+    pay, ship = (world.begin(claim, key, name=key, risk="high").step_index for key in ("pay it", "ship it"))
     world.fail(claim)
 
     page = explain(world, claim.task.id, commands=Commands(" --db x.db"))
@@ -52,7 +52,7 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
         for index in (pay, ship)
         for verdict in ("--happened", "--happened --result JSON", "--not-happened", "--give-up")
     ]
-    assert [way.split("  # ")[-1].split(": ")[0].strip() for way in ways] == ["pay"] * 4 + ["ship"] * 4
+    assert [way.split("  # ")[-1].split(": ")[0].strip() for way in ways] == ["pay it"] * 4 + ["ship it"] * 4
 
 
 # -- one clause -----------------------------------------------------------------------------
