@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import structs
 
@@ -81,6 +81,49 @@ class Occurrences:
         self._counts.pop(parent, None)
 
 
+class Nesting:
+    """Which call was made inside which: of recorded ones as their keys tell, of others as this attempt makes them."""
+
+    def __init__(self) -> None:
+        self._inside: dict[str, dict[str, None]] = defaultdict(dict)  # by scope, the keys of calls in it
+        self._around: dict[str, str] = {}  # by scope, the key of the call whose scope it is
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no call was made inside another. Then there is no need to work out what lies where."""
+        return len(self._inside) == (ROOT in self._inside)
+
+    def add(self, key: str) -> None:
+        """There is a call with this key."""
+        self._inside[scope_of(key)][key] = None
+
+    def open(self, key: str, parent: str) -> None:
+        """A call is made inside the one with the key `parent`, which may have no record yet."""
+        self.add(key)
+        self._around[scope_of(key)] = parent
+
+    def inside(self, key: str) -> Iterable[str]:
+        """Calls made right inside this one."""
+        return () if self.is_flat else self._inside.get(_scope(key), ())
+
+    def all_inside(self, key: str) -> Iterator[str]:
+        """Calls made inside this one at any depth, those inside each before it."""
+        for inner in self.inside(key):
+            yield from self.all_inside(inner)
+            yield inner
+
+    def owners(self, keys: Iterable[str]) -> dict[str, str]:
+        """By scope, the call whose scope it is, as far as that is known or it is among these."""
+        return {_scope(key): key for key in keys} | self._around
+
+
+def _around(key: str, owners: Mapping[str, str]) -> Iterator[str]:
+    """The calls around this one, the next first."""
+    while (parent := owners.get(scope_of(key))) is not None:
+        yield parent
+        key = parent
+
+
 class Records:
     """The recorded steps of a task, by key; the newest try of each."""
 
@@ -90,24 +133,27 @@ class Records:
         self._unused_above_low: dict[str, dict[str, Step]] = defaultdict(dict)  # the same by name, wherever it was made
         # Inside calls that have been answered: no code comes to them any more, unless such a call runs again.
         self._left_inside: set[str] = set()
-        self._under: dict[str, list[str]] = defaultdict(list)
+        self._nesting = Nesting()
         for step in steps:
             if step.key is None or step.step_index < replay_from:
                 continue
             self._by_key[step.key] = step  # Tries come in order: the last one counts.
         for key, step in self._by_key.items():
-            self._under[scope_of(key)].append(key)
+            self._nesting.add(key)
             self._lies_unused(key, step)
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def add(self, step: Step) -> None:
-        """A record that this attempt has made itself: found when the call around it runs again, no sign of drift."""
+        """A record that this attempt has made itself: found when the call around it runs again."""
         assert step.key is not None
-        if step.key not in self._by_key:
-            self._under[scope_of(step.key)].append(step.key)
+        self._nesting.add(step.key)
         self._by_key[step.key] = step
+
+    def open(self, key: str, parent: str) -> None:
+        """A call is made inside another. Of the two neither may have a record yet."""
+        self._nesting.open(key, parent)
 
     def run_anew(self, step_index: int, *, now_ms: int) -> None:
         """The record no longer answers: its error is what made the call around it fail, which runs again."""
@@ -125,20 +171,16 @@ class Records:
 
         But for those in doubt: whether they happened is still to be found out.
         """
-        step = self._by_key.get(key)
-        if step is None:
-            return
-        self._unused[scope_of(key), step.name].pop(key, None)
-        if step.risk != Risk.LOW:
-            self._unused_above_low[step.name].pop(key, None)
+        self._is_used(key)
         self._left_inside.discard(key)
         self.use_inside(key)
 
     def use_inside(self, key: str) -> None:
         """The call with this key has its outcome: the records of calls made inside it count as used."""
-        if self._has_inner:
-            for inner in self._under.get(scope_under(key), ()):
-                self.use(inner)
+        if self._nesting.is_flat:
+            return
+        for inner in self._nesting.all_inside(key):
+            if self._is_used(inner):
                 self._left_inside.add(inner)
 
     def begin_anew(self, key: str) -> bool:
@@ -146,42 +188,49 @@ class Records:
 
         That at any depth, for a call in between may be made with another input. Whether there is any.
         """
-        if not self._has_inner:
-            return False
-        has_any = False
-        for inner in self._under.get(scope_under(key), ()):
-            step = self._by_key[inner]
-            if step.risk != Risk.LOW:
-                self._lies_unused(inner, step)
-                has_any = True
-            has_any = self.begin_anew(inner) or has_any
-        return has_any
+        made = [step for inner in self._nesting.all_inside(key) if (step := self._by_key.get(inner)) is not None]
+        dangerous = [step for step in made if step.risk != Risk.LOW]
+        for step in dangerous:
+            self._lies_unused(step.key or "", step)
+        return bool(dangerous)
 
-    def unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> list[Step]:
+    def unused_like(self, name: str, *, parent: str, is_dangerous: bool, open_keys: Collection[str]) -> list[Step]:
         """Records of this name that no call has asked for yet, a sign of drift: those under the same parent.
 
-        For a dangerous call also those above low risk under any other: the call around it may have changed instead.
+        For a dangerous call also those above low risk under any other: the call around it may have changed instead. But
+        what was made inside a call that is open now (of `open_keys`), and not around this one, is for that to ask for.
         """
         found = dict(self._unused.get((scope_under(parent), name), {}))
-        if is_dangerous:
-            found |= self._unused_above_low.get(name, {})
-        return [self._by_key[key] for key in found]
+        elsewhere = self._unused_above_low.get(name) if is_dangerous else None
+        if elsewhere:
+            owners = self._nesting.owners((*self._by_key, *open_keys))
+            around = {ROOT, parent, *_around(parent, owners)}
+            for key, step in elsewhere.items():
+                nearest = next((one for one in _around(key, owners) if one in open_keys), ROOT)
+                if nearest in around:
+                    found[key] = step
+        return list(found.values())
 
     def has_unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> bool:
-        """Whether there are any."""
+        """Whether there may be any."""
         if is_dangerous and self._unused_above_low.get(name):
             return True
         return bool(self._unused) and bool(self._unused.get((scope_under(parent), name)))
+
+    def _is_used(self, key: str) -> bool:
+        """No longer unused. Whether there is such a record."""
+        step = self._by_key.get(key)
+        if step is None:
+            return False
+        self._unused[scope_of(key), step.name].pop(key, None)
+        if step.risk != Risk.LOW:
+            self._unused_above_low[step.name].pop(key, None)
+        return True
 
     def _lies_unused(self, key: str, step: Step) -> None:
         self._unused[scope_of(key), step.name][key] = step
         if step.risk != Risk.LOW:
             self._unused_above_low[step.name][key] = step
-
-    @property
-    def _has_inner(self) -> bool:
-        """Whether any call was made inside another. Otherwise there is no need to work out what lies where."""
-        return len(self._under) > (ROOT in self._under)
 
     def use_before(self, step_index: int) -> list[str]:
         """The agent goes on from a checkpoint: what was recorded before it is not asked for again. Its keys."""
@@ -192,11 +241,8 @@ class Records:
         return before
 
     def scopes_under(self, key: str) -> set[str]:
-        """The scopes of calls inside the call with this key, at any depth of recorded ones."""
-        found = {scope_under(key)}
-        for inner in self._under.get(scope_under(key), ()):
-            found |= self.scopes_under(inner)
-        return found
+        """The scopes of calls inside the call with this key, at any depth that is known."""
+        return {_scope(one) for one in (key, *self._nesting.all_inside(key))}
 
     def unused(self) -> Iterator[Step]:
         """Every record that no call has asked for."""
@@ -217,7 +263,7 @@ class Records:
 
     def in_doubt_under(self, key: str) -> Iterator[Step]:
         """Steps above low risk without an outcome inside the call with this key, the inner ones first."""
-        for inner in self._under.get(scope_under(key), ()):
-            yield from self.in_doubt_under(inner)
-            if (step := self._by_key[inner]).is_in_doubt:
+        for inner in self._nesting.all_inside(key):
+            step = self._by_key.get(inner)
+            if step is not None and step.is_in_doubt:
                 yield step

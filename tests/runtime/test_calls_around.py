@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import perdure
+from perdure.store import questions
 from perdure.testing.actor import Actor
 from tests.held_calls import Ledger, kill_inside
 from tests.theatre import Theatre
@@ -85,6 +86,26 @@ async def test_reconcile_has_a_call_made_again_as_often_as_its_retries_and_with_
     assert said == ("no luck" if how == "raises" else "pay did not return within 1 s")
     assert len(at) == 1 + retries
     assert all(later - sooner > 0.1 for sooner, later in pairwise(at))
+
+
+async def test_all_tries_of_a_call_are_counted_together(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(risk="high", retries=2, ambiguous=(ConnectionError,), reconcile=lambda _doubt: perdure.not_happened())
+    async def pay() -> None:
+        ledger.note("pay")
+        if len(ledger.done) % 2:
+            raise perdure.NotApplied("busy")
+        raise ConnectionError("no luck")
+
+    @perdure.agent(retries=0)
+    async def host() -> str:
+        try:
+            await pay()
+        except (ConnectionError, perdure.NotApplied) as error:
+            return str(error)
+        return ""
+
+    assert await house.play(host) == "busy"
+    assert len(ledger.done) == 3
 
 
 @pytest.mark.parametrize("who", ["reconcile", "person"])
@@ -204,6 +225,80 @@ async def test_after_a_kill_a_high_call_under_another_call_is_not_made_again_wit
     assert ledger.done == ["pay", "pay"]
 
 
+async def test_cut_off_a_call_in_between_leaves_what_it_made_to_be_asked_about(house: Theatre, ledger: Ledger) -> None:
+    tries: list[int] = []
+
+    @perdure.tool(risk="high")
+    async def pay(n: int) -> int:
+        ledger.note("pay")
+        return n
+
+    @perdure.tool(risk="low")
+    async def wrap(n: int, at: int) -> int:
+        paid = await pay(n)
+        if len(tries) == 1:
+            await asyncio.sleep(1e6)
+        return paid
+
+    @perdure.tool(risk="low", timeout=5, retries=2)
+    async def outer() -> int:
+        tries.append(1)
+        return await wrap(1, len(tries))
+
+    @perdure.agent
+    async def host() -> int:
+        return await outer()
+
+    await house.hire(host)
+    await house.client.start(host)
+    question = await house.question()
+
+    assert "lies unused: pay(n=1)" in question.text
+    assert ledger.done == ["pay"]
+
+
+@pytest.mark.parametrize("drift", ["ask", "error"])
+async def test_what_one_branch_makes_anew_speaks_against_no_other_branch(
+    house: Theatre, ledger: Ledger, drift: Literal["ask", "error"]
+) -> None:
+    tries: list[int] = []
+
+    @perdure.tool(risk="high")
+    async def pay(n: int) -> int:
+        ledger.note(f"pay {n}")
+        return n
+
+    @perdure.tool(risk="low")
+    async def wrap(n: int) -> int:
+        return await pay(n)
+
+    @perdure.tool(risk="low")
+    async def again() -> int:
+        tries.append(1)
+        if len(tries) == 2:
+            await asyncio.sleep(30)
+        paid = await wrap(1)
+        if len(tries) == 1:
+            raise ConnectionError("once")
+        return paid
+
+    @perdure.tool(risk="low")
+    async def later() -> int:
+        await asyncio.sleep(20)
+        return await pay(2)
+
+    @perdure.agent(drift=drift)
+    async def host() -> list[int]:
+        return list(await perdure.gather(again(), later()))
+
+    await house.hire(host)
+    task = await house.client.start(host)
+
+    assert await task.result() == [1, 2]
+    assert ledger.done == ["pay 1", "pay 2"]
+    assert house.store.read(questions.of_task, task.id) == []
+
+
 @pytest.mark.parametrize("again", ["call", "task"])
 async def test_tried_again_a_high_call_under_a_call_with_another_input_waits_for_a_yes(
     house: Theatre, ledger: Ledger, again: str
@@ -271,8 +366,9 @@ async def test_what_a_call_that_has_ended_did_not_make_again_speaks_against_no_l
     assert ledger.done == ["pay 1", "pay 2"]
 
 
-async def test_branches_that_come_to_their_records_later_hold_up_no_call_for_good(
-    house: Theatre, ledger: Ledger
+@pytest.mark.parametrize("drift", ["ask", "error"])
+async def test_branches_that_come_to_their_records_later_hold_up_no_call(
+    house: Theatre, ledger: Ledger, drift: Literal["ask", "error"]
 ) -> None:
     lives = 0
 
@@ -292,7 +388,7 @@ async def test_branches_that_come_to_their_records_later_hold_up_no_call_for_goo
             await ledger.hold()
         return paid
 
-    @perdure.agent
+    @perdure.agent(drift=drift)
     async def host() -> list[int]:
         nonlocal lives
         lives += 1
@@ -304,7 +400,7 @@ async def test_branches_that_come_to_their_records_later_hold_up_no_call_for_goo
 
     assert await task.result() == [0, 1]
     assert ledger.done == ["pay 0", "pay 1"]
-    assert await house.client.questions() == []
+    assert house.store.read(questions.of_task, task.id) == []
 
 
 # -- what is left running -----------------------------------------------------------------------
@@ -337,9 +433,10 @@ async def test_tried_again_a_call_finds_the_one_inside_that_was_left_running(
     assert ledger.done == ["pay"]
 
 
+@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("kind", ["step_in_doubt", "ask"])
 async def test_a_question_of_a_call_goes_when_the_call_around_it_is_settled(
-    house: Theatre, ledger: Ledger, kind: str
+    house: Theatre, ledger: Ledger, kind: str, deep: bool
 ) -> None:
     @perdure.tool(risk="high", timeout=1)
     async def pay() -> str:
@@ -347,8 +444,14 @@ async def test_a_question_of_a_call_goes_when_the_call_around_it_is_settled(
         await asyncio.sleep(1e6)
         return "paid"
 
+    @perdure.tool(risk="low")
+    async def between() -> str:
+        return await (perdure.ask("pay it?") if kind == "ask" else pay())
+
     @perdure.tool(risk="high", timeout=60, reconcile=lambda _doubt: perdure.happened("found"))
     async def outer() -> str:
+        if deep:
+            return await between()
         return await (perdure.ask("pay it?") if kind == "ask" else pay())
 
     @perdure.agent

@@ -153,7 +153,7 @@ class Attempt:
         self.task = claim.task
         self.definition = definition
         self.journal = Journal(host.store, claim, on_store_error=self._store_failed)
-        self.waits = Waits(self.journal, self, on_idle=self._release_if_drained)
+        self.waits = Waits(self.journal, self, on_waiting=self._release_if_drained)
         self.spending = Spending(claim)
         self.saved = Saved()
         self.allowed: dict[str, str] = {}  # the yes to a call that fits no record, by its key
@@ -301,14 +301,14 @@ class Attempt:
         self._release_if_drained()
 
     def _release_if_drained(self) -> None:
-        if self.is_draining and self.is_idle and self.stopping is None:
+        if self.is_draining and self.only_waits and self.stopping is None:
             self.stop(Stop.RELEASE)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether it may be ended here at no cost: it only waits, and inside no call that no machine makes again."""
+    def only_waits(self) -> bool:
+        """Whether it may be ended here at no cost. A tool above low risk that waits inside may do other things, too."""
         return self.waits.live_calls == 0 and not any(
-            call.is_running and call.risk >= Risk.HIGH for call in self._open_calls
+            call.is_running and call.is_dangerous for call in self._open_calls
         )
 
     def _store_failed(self, error: StoreError) -> None:

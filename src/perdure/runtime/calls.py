@@ -56,7 +56,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     body = codec.evidence(call.input, secrets=call.secrets)
     key = journal.key_of(call, body, parent=parent)
     if journal.is_running(key):
-        await journal.until_known(key)
+        await attempt.waits.until_known(parent, journal.until_known(key))
     record = journal.records.find(key)
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
@@ -102,12 +102,11 @@ async def _look(call: Call, run: Run) -> Any:
 
 async def _settle_cut(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:
     """Settle a call that was cut off in this attempt; run again, it may be cut off again."""
-    tries = 1
     while True:
         try:
-            return await doubts.settle_fresh(attempt, call, cut, tries=tries)
+            return await doubts.settle_fresh(attempt, call, cut)
         except live.InDoubt as doubt:
-            cut, tries = doubt, tries + 1
+            cut = doubt
 
 
 def answer(attempt: Attempt, call: Call, record: Step) -> Any:

@@ -87,14 +87,14 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
     return await _settle(attempt, matter)
 
 
-async def settle_fresh(attempt: Attempt, call: Call, cut: live.InDoubt, *, tries: int) -> Any:
-    """A call of this attempt that was cut off or raised an ambiguous error, in its try of this number."""
+async def settle_fresh(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:
+    """A call of this attempt that was cut off or raised an ambiguous error."""
     for _ in range(3):
         await asyncio.sleep(0)  # A coroutine that was cut off ends now, and may say how.
     step = cut.step
     begun = await attempt.journal.read(steps.by_key, attempt.task.id, step.key, step.try_number)
     assert begun is not None, step.key
-    matter = _Matter(call, step, attempt.task.attempt, begun.timestamp, cut.cause, error=cut.__cause__, tries=tries)
+    matter = _Matter(call, step, attempt.task.attempt, begun.timestamp, cut.cause, error=cut.__cause__, tries=cut.tries)
     return await _settle(attempt, matter)
 
 
@@ -222,29 +222,32 @@ async def _run_again(attempt: Attempt, matter: _Matter, question: Question | Non
         await _settle_inside(attempt, step)
         not_applied = NotApplied("it did not happen")
         await live.fail_call(attempt, call, step, not_applied, begun=True, question_id=_id(question), is_found_out=True)
+    tries = 0
     if matter.error is not None:
-        await _until_again(attempt, matter, matter.error, is_asked=question is not None)
+        tries = await _until_again(attempt, matter, matter.error, is_asked=question is not None)
     await attempt.host.until_may_call()
     await live.take_over(attempt, step, question_id=_id(question))
     matter.held_by = attempt.task.attempt
     await live.until_may_start(attempt, step)
-    return await live.run_begun(attempt, call, step)
+    return await live.run_begun(attempt, call, step, tries=tries)
 
 
-async def _until_again(attempt: Attempt, matter: _Matter, error: BaseException, *, is_asked: bool) -> None:
-    """By the word of `reconcile` a call runs again as often as by a retry, and no sooner; by a person's, at once.
+async def _until_again(attempt: Attempt, matter: _Matter, error: BaseException, *, is_asked: bool) -> int:
+    """How many of its tries a call has had that is made again: by a person's word it has all of them once more.
 
-    Raises the stand-in of its error when it has had all its tries: that nothing happened is known.
+    By the word of `reconcile` it is made again as after any error that may pass, and no sooner. Raises the stand-in of
+    its error when it has had all its tries: that nothing happened is known.
     """
     call = matter.call
     if is_asked:
         live.run_inside_anew(attempt, error)
-        return
+        return 0
     retries = live.retries_of(attempt, call)
     if matter.tries > retries:
         await _settle_inside(attempt, matter.step)
         await live.fail_call(attempt, call, matter.step, error, begun=True)
     await live.until_again(attempt, call, error, matter.tries - 1, retries)
+    return matter.tries
 
 
 async def _give_up(attempt: Attempt, matter: _Matter, question: Question) -> NoReturn:

@@ -54,7 +54,10 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
 
 
 def _unused(attempt: Attempt, call: Call, parent: str) -> list[Step]:
-    return attempt.journal.records.unused_like(call.name, parent=parent, is_dangerous=call.is_dangerous)
+    journal = attempt.journal
+    return journal.records.unused_like(
+        call.name, parent=parent, is_dangerous=call.is_dangerous, open_keys=journal.open_keys
+    )
 
 
 def _written(tx: Transaction, step: Step) -> str:

@@ -7,7 +7,7 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -157,6 +157,8 @@ class Journal:
     def open(self, call: Call, key: str, body: bytes, *, parent: str) -> None:
         """A call begins to run: until `close`, a second one that a replay could not tell from it is refused."""
         self._running[key] = None
+        if parent:
+            self.records.open(key, parent)
         if call.key is not None:
             self._open_keyed[f"{parent}@{call.key}"] = (call.name, codec.digest(body))
         elif not call.input:
@@ -170,6 +172,11 @@ class Journal:
             self._open_keyed.pop(f"{parent}@{call.key}", None)
         elif not call.input:
             self._open_alike[parent, call.name] -= 1
+
+    @property
+    def open_keys(self) -> Collection[str]:
+        """The keys of calls that run."""
+        return self._running.keys()
 
     def is_running(self, key: str) -> bool:
         """Whether this very call runs, or its record is on its way: the call around it was cut off and begins anew."""

@@ -39,12 +39,16 @@ _NOTHING = Usage()
 
 
 class InDoubt(Exception):
-    """The call was cut off, or raised what its author calls ambiguous: nobody knows whether it happened."""
+    """The call was cut off, or raised what its author calls ambiguous: nobody knows whether it happened.
 
-    def __init__(self, step: steps.NewStep, cause: str) -> None:
+    So it ended in the last of so many `tries`.
+    """
+
+    def __init__(self, step: steps.NewStep, cause: str, tries: int) -> None:
         super().__init__(cause)
         self.step = step
         self.cause = cause
+        self.tries = tries
 
 
 async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
@@ -120,9 +124,18 @@ async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
 
 
 async def run_begun(
-    attempt: Attempt, call: Call, step: steps.NewStep, *, begun: bool = True, question_id: str | None = None
+    attempt: Attempt,
+    call: Call,
+    step: steps.NewStep,
+    *,
+    begun: bool = True,
+    question_id: str | None = None,
+    tries: int = 0,
 ) -> Any:
-    """Run the function now; its intent is on record where its risk wants that. The outcome uses up `question_id`."""
+    """Run the function now; its intent is on record where its risk wants that. The outcome uses up `question_id`.
+
+    It has had so many `tries` already.
+    """
     acting = attempt.as_run_here(call)
     attempt.journal.runs_live()
     told = ambient.Scope(attempt, step.key)
@@ -131,9 +144,9 @@ async def run_begun(
     call.is_running = True
     try:
         try:
-            value = await _with_retries(attempt, acting, step, told)
+            value = await _with_retries(attempt, acting, step, told, tries)
         except _Cut as cut:
-            raise InDoubt(step, str(cut)) from cut.__cause__
+            raise InDoubt(step, str(cut), cut.tries) from cut.__cause__
         except Exception as exc:  # noqa: BLE001  # Whatever a tool raises is its outcome.
             usage = usage_told(told)
             took_ms = clock.boot_ms() - began_ms
@@ -245,10 +258,10 @@ def _word(attempt: Attempt, step: steps.NewStep, kind: WordKind, body: bytes = b
     return LastWord(attempt.task.id, step.key, attempt.task.attempt, kind, body)
 
 
-async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told: ambient.Scope) -> Any:
+async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told: ambient.Scope, tries: int) -> Any:
     """Run the function; again for errors that another try may mend, as far as its risk allows."""
     retries = retries_of(attempt, call)
-    for number in range(retries + 1):
+    for number in range(tries, retries + 1):
         # Each try finds the calls made inside it by the same keys: what they have done is not done again.
         attempt.journal.restart(step.key)
         scope = ambient.Scope(
@@ -261,7 +274,7 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
         except Exception as exc:
             scope.is_over = True
             if call.risk >= Risk.HIGH and (why := _why_in_doubt(attempt, call, exc)):
-                raise _Cut(why) from exc
+                raise _Cut(why, number + 1) from exc
             failed = exc
         except BaseException:  # Cut off from outside; a thread of it may run on.
             scope.is_over = True
@@ -317,7 +330,11 @@ def _may_repeat(attempt: Attempt, call: Call, failed: Exception, number: int, re
 
 
 class _Cut(Exception):
-    """The function did not end in a way that says whether it happened."""
+    """The function did not end in a way that says whether it happened, in the last of so many `tries`."""
+
+    def __init__(self, why: str, tries: int) -> None:
+        super().__init__(why)
+        self.tries = tries
 
 
 def _why_in_doubt(attempt: Attempt, call: Call, exc: Exception) -> str:

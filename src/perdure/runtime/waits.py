@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -42,18 +42,18 @@ class Permits(Protocol):
         ...
 
 
-class Open(Struct, eq=False):
-    """An open call, the one around it, and why it does nothing by itself at present."""
+class OpenCall(Struct, eq=False):
+    """An open call, and by what it counts: by itself, or by the calls that it has made."""
 
-    around: Open | None
-    inside: int = 0  # open calls that it has made
-    waiting: int = 0
+    around: OpenCall | None
+    open_inside: int = 0  # calls that it has made, and that are open
+    waits: int = 0
     has_ended: bool = False
 
     @property
     def is_live(self) -> bool:
-        """Whether it counts as doing something."""
-        return not (self.inside or self.waiting or self.has_ended)
+        """Whether it counts by itself, as doing something."""
+        return not (self.open_inside or self.waits or self.has_ended)
 
 
 @dataclass(eq=False, slots=True)
@@ -66,18 +66,18 @@ class _Entry:
 class Waits:
     """What one attempt waits for, and whether it is set aside for it."""
 
-    def __init__(self, journal: Journal, permits: Permits, *, on_idle: Callable[[], None]) -> None:
+    def __init__(self, journal: Journal, permits: Permits, *, on_waiting: Callable[[], None]) -> None:
         self._journal = journal
         self._permits = permits
         self._entries: list[_Entry] = []
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, OpenCall] = {}
         self._live = 0
         self._is_waiting = False
         self._turn = asyncio.Lock()
         # Each in a task of its own: what an agent cancels must not cut a verb of its task in two.
         self._setting_aside: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[bool] | None = None
-        self._on_idle = on_idle
+        self._on_waiting = on_waiting
         self.waiting_since_ms = 0
 
     @property
@@ -123,13 +123,13 @@ class Waits:
         finally:
             self.end_call(key, opened)
 
-    def begin_call(self, key: str, parent: str) -> Open:
+    def begin_call(self, key: str, parent: str) -> OpenCall:
         """A call is open, until `end_call`, inside the one with the key `parent`.
 
         It goes on once the task runs (`until_running`).
         """
         around = self._open.get(parent) if parent else None
-        opened = self._open[key] = Open(around)
+        opened = self._open[key] = OpenCall(around)
         self._live += 1
         if around is not None:
             self._change(around, inside=1)
@@ -140,7 +140,7 @@ class Waits:
         """Whether the task runs, so that a call may go on at once."""
         return not (self._is_waiting or self._turn.locked())
 
-    def end_call(self, key: str, opened: Open) -> None:
+    def end_call(self, key: str, opened: OpenCall) -> None:
         """The call has ended; the task may be set aside for what is still waited for."""
         self._live -= opened.is_live
         opened.has_ended = True
@@ -151,7 +151,7 @@ class Waits:
         if self._live == 0:
             if self._entries:
                 self._set_aside_soon()
-            self._on_idle()
+            self._on_waiting()
 
     async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
         """Wait, inside the call that `wait` names, until the thing has happened; the task runs when this returns.
@@ -164,21 +164,35 @@ class Waits:
             or_done.add_done_callback(lambda _: None if happened.done() else happened.set_result(None))
         self._entries.append(entry)
         caller = self._open[wait.step_key]
-        self._change(caller, waiting=1)
+        self._change(caller, waits=1)
         try:
             self._permits.look_soon()
             self._set_aside_soon()
-            self._on_idle()
+            self._on_waiting()
             await entry.happened
         finally:
             self._entries.remove(entry)
-            self._change(caller, waiting=-1)
+            self._change(caller, waits=-1)
         await self.until_running()
 
-    def _change(self, one: Open, *, inside: int = 0, waiting: int = 0) -> None:
+    async def until_known(self, parent: str, other: Awaitable[None]) -> None:
+        """Inside the call with the key `parent`, wait for what another call comes to; that counts for itself."""
+        around = self._open.get(parent)
+        if around is None:
+            await other
+            return
+        self._change(around, waits=1)
+        try:
+            self._set_aside_soon()
+            await other
+        finally:
+            self._change(around, waits=-1)
+        await self.until_running()
+
+    def _change(self, one: OpenCall, *, inside: int = 0, waits: int = 0) -> None:
         self._live -= one.is_live
-        one.inside += inside
-        one.waiting += waiting
+        one.open_inside += inside
+        one.waits += waits
         self._live += one.is_live
 
     def cancel(self) -> None:
@@ -201,7 +215,7 @@ class Waits:
 
     def forget(self) -> None:
         """The attempt has ended, and waits for nothing more."""
-        self._permits, self._on_idle = _Nobody(), _nothing
+        self._permits, self._on_waiting = _Nobody(), _nothing
 
     # -- setting aside ----------------------------------------------------------------------
 

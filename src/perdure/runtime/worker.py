@@ -427,9 +427,10 @@ class Worker:
 
     def _set_aside_longest(self) -> None:
         """Beyond the limit, waiting attempts give up their memory, the longest first; they are replayed later."""
-        waiting = [one for one in self.attempts.values() if one.waits.is_waiting and one.is_idle and not one.stopping]
-        excess = len(waiting) - self.settings.waiting_in_memory
-        for attempt in sorted(waiting, key=lambda one: one.waits.waiting_since_ms)[: max(0, excess)]:
+        waiting = [one for one in self.attempts.values() if one.waits.is_waiting and one.stopping is None]
+        excess = max(0, len(waiting) - self.settings.waiting_in_memory)
+        longest = sorted(waiting, key=lambda one: one.waits.waiting_since_ms)
+        for attempt in [one for one in longest if one.only_waits][:excess]:
             attempt.stop(Stop.SUSPEND)
 
     # -- pulses and news --------------------------------------------------------------------------
@@ -438,7 +439,7 @@ class Worker:
         await aio.call_softly(self.store, _add_packs, packs)
 
     async def _tell_dropped(self, dropped: Dropped) -> None:
-        await aio.call_softly(self.store, _emit_dropped, dropped)
+        await aio.call_softly(self.store, events.tell, dropped.task_id, EventKind.PULSES_DROPPED, dropped.payload)
 
     async def notify(self, question: Question) -> bool:
         """Tell the app of a question. False when that failed or took too long, and is to be tried again."""
@@ -489,10 +490,6 @@ def _add_packs(tx: Transaction, packs: Sequence[Pack]) -> None:
             number=pack.number,
             packed=pack.packed,
         )
-
-
-def _emit_dropped(tx: Transaction, dropped: Dropped) -> None:
-    events.tell(tx, dropped.task_id, EventKind.PULSES_DROPPED, dropped.payload)
 
 
 def _ring(loop: asyncio.AbstractEventLoop, hinted: Callable[[], None]) -> None:
