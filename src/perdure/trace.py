@@ -176,7 +176,7 @@ class Records:
         self.use_inside(key)
 
     def use_inside(self, key: str) -> None:
-        """The call with this key has its outcome: the records of calls made inside it count as used."""
+        """The call with this key has ended: the records of calls made inside it count as used."""
         if self._nesting.is_flat:
             return
         for inner in self._nesting.all_inside(key):

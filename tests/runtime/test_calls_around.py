@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -297,6 +298,34 @@ async def test_what_one_branch_makes_anew_speaks_against_no_other_branch(
     assert await task.result() == [1, 2]
     assert ledger.done == ["pay 1", "pay 2"]
     assert house.store.read(questions.of_task, task.id) == []
+
+
+async def test_what_a_call_made_that_the_agent_has_cut_off_speaks_against_no_later_call(
+    house: Theatre, ledger: Ledger
+) -> None:
+    @perdure.tool(risk="high")
+    async def pay(n: int) -> int:
+        ledger.note(f"pay {n}")
+        return n
+
+    @perdure.tool(risk="low", retries=9)
+    async def work(n: int) -> int:
+        if n == 0 and ledger.done:
+            await asyncio.sleep(1e6)
+        paid = await pay(n)
+        if n == 0:
+            raise ConnectionError("once")
+        return paid
+
+    @perdure.agent
+    async def host() -> int:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                await work(0)
+        return await work(1)
+
+    assert await house.play(host) == 1
+    assert ledger.done == ["pay 0", "pay 1"]
 
 
 @pytest.mark.parametrize("again", ["call", "task"])

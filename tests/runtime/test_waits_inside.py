@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Literal
 
 import pytest
@@ -282,3 +283,74 @@ async def test_tried_again_a_call_waits_for_one_left_running_and_holds_no_permit
 
     assert [await task.result() for task in tasks] == ["done", "done"]
     assert all(len(house.children(task)) == 1 for task in tasks)
+
+
+async def test_a_tool_that_gives_up_its_wait_and_works_runs_again(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(risk="low")
+    async def send() -> str:
+        try:
+            async with asyncio.timeout(5):
+                return await perdure.ask("send it?")
+        except TimeoutError:
+            await ledger.hold()
+            return "sent"
+
+    @perdure.agent
+    async def host() -> str:
+        return await send()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await house.until_status(task, "waiting")
+    await ledger.reached.wait()
+    await asyncio.sleep(1)
+
+    assert house.row(task).status == "running"
+    ledger.go_on.set()
+    assert await task.result() == "sent"
+
+
+async def test_a_tool_that_kills_its_process_after_a_wait_that_it_gave_up_is_parked(house: Theatre) -> None:
+    deaths = asyncio.Queue[None]()
+
+    @perdure.tool(risk="low")
+    async def send() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await perdure.ask("send it?")
+        await asyncio.sleep(1)
+        deaths.put_nowait(None)
+        await asyncio.sleep(1e6)
+
+    @perdure.agent
+    async def host() -> None:
+        await send()
+
+    task = await house.client.start(host)
+    for _ in range(4):
+        actor = await house.hire(host)
+        await deaths.get()
+        house.kill(actor)
+    await house.hire(host)
+
+    assert (await house.question(kind="resume")).task_id == task.id
+
+
+async def test_a_tool_that_works_beside_short_waits_comes_to_its_end(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(risk="low")
+    async def send() -> str:
+        async def post() -> None:
+            ledger.note("begun")
+            await asyncio.sleep(30)
+
+        posting = asyncio.create_task(post())
+        while not posting.done():
+            await perdure.sleep(2)
+        return "sent"
+
+    @perdure.agent
+    async def host() -> str:
+        return await send()
+
+    assert await house.play(host) == "sent"
+    assert ledger.done == ["begun"]

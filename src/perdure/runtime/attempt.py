@@ -301,15 +301,15 @@ class Attempt:
         self._release_if_drained()
 
     def _release_if_drained(self) -> None:
-        if self.is_draining and self.only_waits and self.stopping is None:
+        # Above low risk a tool that waits inside has the grace time, for it may do other things, too.
+        is_inside = any(call.is_running and call.is_dangerous for call in self._open_calls)
+        if self.is_draining and self.waits.live_calls == 0 and not is_inside and self.stopping is None:
             self.stop(Stop.RELEASE)
 
     @property
-    def only_waits(self) -> bool:
-        """Whether it may be ended here at no cost. A tool above low risk that waits inside may do other things, too."""
-        return self.waits.live_calls == 0 and not any(
-            call.is_running and call.is_dangerous for call in self._open_calls
-        )
+    def may_leave_memory(self) -> bool:
+        """Whether all it does is to wait. A tool that waits may do other things, too, and would begin them anew."""
+        return self.waits.live_calls == 0 and not any(call.is_running for call in self._open_calls)
 
     def _store_failed(self, error: StoreError) -> None:
         if not isinstance(error, LeaseLost):
@@ -373,7 +373,6 @@ class Attempt:
         if step.risk != Risk.LOW:
             self.intents.pop(step.key, None)
             self.host.in_flight.forget(self.task.id, step.key)
-        self.journal.records.use_inside(step.key)
         self.spending.add(usage)
 
     # -- errors -----------------------------------------------------------------------------------

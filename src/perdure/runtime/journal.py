@@ -165,7 +165,8 @@ class Journal:
             self._open_alike[parent, call.name] = self._open_alike.get((parent, call.name), 0) + 1
 
     def close(self, call: Call, key: str, *, parent: str) -> None:
-        """The call has ended, in whatever way."""
+        """The call has ended, in whatever way: what was made inside it, nobody will come to."""
+        self.records.use_inside(key)
         if (running := self._running.pop(key, None)) is not None:
             running.set_result(None)
         if call.key is not None:

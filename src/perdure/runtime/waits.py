@@ -77,6 +77,7 @@ class Waits:
         # Each in a task of its own: what an agent cancels must not cut a verb of its task in two.
         self._setting_aside: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[bool] | None = None
+        self._is_over = False
         self._on_waiting = on_waiting
         self.waiting_since_ms = 0
 
@@ -148,6 +149,7 @@ class Waits:
             del self._open[key]
         if opened.around is not None:
             self._change(opened.around, inside=-1)
+            self._run_again_soon()
         if self._live == 0:
             if self._entries:
                 self._set_aside_soon()
@@ -197,6 +199,7 @@ class Waits:
 
     def cancel(self) -> None:
         """The attempt ends: nothing is set aside any more."""
+        self._is_over = True
         for moving in (self._setting_aside, self._restoring):
             if moving is not None:
                 moving.cancel()
@@ -238,6 +241,7 @@ class Waits:
                 self.waiting_since_ms = self._journal.store.clock.boot_ms()
                 self._permits.give_permit()
                 self._permits.look_soon()
+                self._run_again_soon()
         except asyncio.CancelledError:
             return  # The attempt has ended, or lost its task; that is told elsewhere.
         finally:
@@ -246,13 +250,27 @@ class Waits:
     async def until_running(self) -> None:
         """Run again, if the task has been set aside. Raises CancelledError when it cannot."""
         while not self.is_running:
-            if self._restoring is None:
-                loop = asyncio.get_running_loop()
-                self._restoring = loop.create_task(self._restore(), context=contextvars.Context())
-            moving = self._restoring
+            moving = self._restore_soon()
             await asyncio.wait({moving})
             if moving.cancelled() or not moving.result():
                 raise asyncio.CancelledError("this attempt has ended, or lost its task")
+
+    def _run_again_soon(self, turns: int = 3) -> None:
+        """A call around may have lost the one that it waited for, to a timeout of its own say, and go on by itself.
+
+        Looked at once more after some turns of the loop, for when all of them are cancelled each ends in turn.
+        """
+        if self._live and self._is_waiting and not self._is_over:
+            if turns:
+                asyncio.get_running_loop().call_soon(self._run_again_soon, turns - 1)
+            else:
+                self._restore_soon()
+
+    def _restore_soon(self) -> asyncio.Task[bool]:
+        if self._restoring is None:
+            loop = asyncio.get_running_loop()
+            self._restoring = loop.create_task(self._restore(), context=contextvars.Context())
+        return self._restoring
 
     async def _restore(self) -> bool:
         """Win a permit and run again; False when the task is lost."""

@@ -430,7 +430,7 @@ class Worker:
         waiting = [one for one in self.attempts.values() if one.waits.is_waiting and one.stopping is None]
         excess = max(0, len(waiting) - self.settings.waiting_in_memory)
         longest = sorted(waiting, key=lambda one: one.waits.waiting_since_ms)
-        for attempt in [one for one in longest if one.only_waits][:excess]:
+        for attempt in [one for one in longest if one.may_leave_memory][:excess]:
             attempt.stop(Stop.SUSPEND)
 
     # -- pulses and news --------------------------------------------------------------------------
