@@ -1,10 +1,11 @@
 """A loop you already have, and three lines that make it survive: the decorator, `model`, `call`.
 
-    python assistant.py "who won?"        kill -9 it anywhere, then the same line again
+    python assistant.py "who won?"
 
-The same key is the same task: the second run joins the first, or resumes it from its records. If the process died
-while the mail was being sent, nobody knows whether it went out, and mail has no undeclared second chance: the run
-waits for `perdure answer Q1 --happened --result '"m-1"'` (or `--not-happened`).
+Kill it anywhere, with kill -9, then give the same line again. The same key is the same task: the second run joins the
+first, or resumes it from its records. If the process died while the mail was being sent, nobody knows whether it went
+out, and mail has no undeclared second chance: the run waits for `perdure answer Q1 --happened --result '"m-1"'` (or
+`--not-happened`).
 """
 
 from __future__ import annotations

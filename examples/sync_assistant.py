@@ -1,6 +1,8 @@
 """The loop of assistant.py without `async`: the same names, blocking.
 
-python sync_assistant.py "who won?"        kill -9 it anywhere, then the same line again
+python sync_assistant.py "who won?"
+
+Kill it anywhere, with kill -9, then give the same line again.
 """
 
 from __future__ import annotations

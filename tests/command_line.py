@@ -218,6 +218,11 @@ def finish(process: subprocess.Popen[str], *signals: int) -> Said:
     return Said(process.returncode, out, err)
 
 
+def shown_commands(page: str) -> list[str]:
+    """The lines of a page that are commands, each whole, as one pastes it."""
+    return [line.strip() for line in page.splitlines() if line.strip().startswith("perdure ")]
+
+
 def hear(stream: IO[str] | None, words: str) -> list[str]:
     """Read lines until one holds `words`; every line read."""
     assert stream is not None

@@ -5,9 +5,10 @@
                                                    a page; files written before can be imported
     ```console                                     each `$ command` is run in the page's folder; the lines after it are
                                                    what it prints, `…` standing for anything
-    `$ command  # kill -9 …`                       started, and killed once a call of it is in doubt
-    `$ command  # kill -9 … says: TEXT`            started, and killed once it has printed a line that ends in TEXT
-    `$ command  # kill -9 … says twice: TEXT`      the same, with two such lines
+    `# kill -9 …`                                  the next command is started, and killed once a call of it is in
+                                                   doubt; a line of its own, so that the command can be pasted whole
+    `# kill -9 … says: TEXT`                       the same, once it has printed a line that ends in TEXT
+    `# kill -9 … says twice: TEXT`                 the same, with two such lines
     TASK in a command                              the id of the newest task that has no parent
 
 Blocks in other languages are pictures and tables, not promises.
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_KILL = re.compile(r"  # kill -9(?:.* says( twice)?: (.+)|.*)$")
+_KILL = re.compile(r"# kill -9(?:.* says( twice)?: (.+)|.*)")
 _TIMEOUT_S = 60
 
 
@@ -77,8 +78,8 @@ class PageRun:
     def run(self, block: Block) -> None:
         """Run a block. Raises what its code raises, AssertionError where a command prints something else."""
         if block.language == "console":
-            for command, expected in commands(block.text):
-                self._run_command(command, expected, block)
+            for command, remark, expected in commands(block.text):
+                self._run_command(command, remark, expected, block)
             return
         name = re.match(r"# (\w+\.py)\n", block.text)
         if name:
@@ -108,9 +109,10 @@ class PageRun:
                 if name in self._modules or Path(origin).is_relative_to(self.folder):
                     self._modules[name] = sys.modules.pop(name)
 
-    def _run_command(self, command: str, expected: list[str], block: Block) -> None:
-        kill = _KILL.search(command)
-        command = re.sub(r"\bTASK\b", lambda _: self._newest_task(), command.partition("  #")[0].strip())
+    def _run_command(self, command: str, remark: str, expected: list[str], block: Block) -> None:
+        assert "  #" not in command, f"line {block.line}: $ {command}\nput the remark on a line of its own before it"
+        kill = _KILL.fullmatch(remark)
+        command = re.sub(r"\bTASK\b", lambda _: self._newest_task(), command.strip())
         if kill:
             self._run_and_kill(command, says=kill[2], times=2 if kill[1] else 1)
             return
@@ -176,18 +178,20 @@ class PageRun:
         return {**kept, "PATH": path, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
 
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a console block with the lines it prints."""
-    command, printed = "", list[str]()
+def commands(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Each command of a console block with the remark before it and the lines it prints."""
+    command, remark, coming, printed = "", "", "", list[str]()
     for line in text.splitlines():
         if line.startswith("$ "):
             if command:
-                yield command, printed
-            command, printed = line[2:], []
+                yield command, remark, printed
+            command, remark, coming, printed = line[2:], coming, "", []
+        elif line.startswith("# "):
+            coming = line.rstrip()
         elif line.strip():
             printed.append(line.rstrip())
     if command:
-        yield command, printed
+        yield command, remark, printed
 
 
 def _fits(printed: list[str], expected: list[str]) -> bool:

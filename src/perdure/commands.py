@@ -2,12 +2,13 @@
 words to fill in first: `VALUE`, the JSON of `--result JSON`, the `…` of `--because "…"` and, where no app is known,
 `MODULE:APP`. As they stand, they are refused and nothing is decided. What may be left out is a line of its own.
 
-Alternatives are lines of their own: joined by `|` they would be a pipe, in which the shell runs all of them.
+Each stands alone on its line, below what it does: not every shell takes what follows a `#` as a remark, zsh at its
+prompt does not. Alternatives joined by `|` would be a pipe, in which the shell runs all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,7 +81,6 @@ class Commands:
         )
 
 
-def aligned(ways: Sequence[Way]) -> list[str]:
-    """Commands and what they do, in two columns, of which the shell reads the first."""
-    width = max((len(command) for command, _ in ways), default=0)
-    return [f"{command:<{width}}  # {meaning}" for command, meaning in ways]
+def as_lines(ways: Iterable[Way]) -> list[str]:
+    """What each command does, and under it, further in, the command, so that the whole line can be pasted."""
+    return [line for command, meaning in ways for line in (meaning, f"  {command}")]

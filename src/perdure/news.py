@@ -3,9 +3,12 @@
     resumed assistant …7Q2M at step 6: 3 model calls, 2 tool calls from the record (4,180 tokens not bought again)
     recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did send_email(to="team@example.org") happen?
     waits for you: did send_email(to="team@example.org") happen?
-      perdure answer Q19 --happened --result JSON  # it happened, and JSON is what it returned
-      perdure answer Q19 --not-happened            # it did not; it runs, once its old worker is proven dead
-      perdure answer Q19 --give-up                 # nobody knows; the agent gets OutcomeUnknown
+      it happened, and JSON is what it returned
+        perdure answer Q19 --happened --result JSON
+      it did not; it runs, once its old worker is proven dead
+        perdure answer Q19 --not-happened
+      nobody knows; the agent gets OutcomeUnknown
+        perdure answer Q19 --give-up
     took up 2 tasks: 2 resumed at step 7 and 4
     took over 500: 493 running, 7 questions
     other tasks of this app: 2 taken up, 1 question (perdure questions)
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure import phrases
-from perdure.commands import ANY_RESULT, Commands, aligned
+from perdure.commands import ANY_RESULT, Commands, as_lines
 from perdure.errors import BadInput, PerdureError
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import tail
@@ -274,9 +277,9 @@ def unmanned_line(facts: Mapping[str, Any]) -> str:
 
 
 def asked_lines(one: Asked, commands: Commands) -> list[str]:
-    """What is asked, of whom, and under it the commands that answer, one a line."""
+    """What is asked, of whom, and under it the commands that answer, each on a line of its own."""
     wants = f"  ({one.wants})" if one.wants else ""
-    ways = aligned(commands.answer(one.id, one.kind, results=one.results))
+    ways = as_lines(commands.answer(one.id, one.kind, results=one.results))
     text = phrases.one_line(one.text, limit=400)
     return [f"waits for {one.to or 'you'}: {text}{wants}", *(f"  {way}" for way in ways)]
 

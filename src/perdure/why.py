@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from perdure import phrases, recalled
-from perdure.commands import Commands, Way, aligned
+from perdure.commands import Commands, Way, as_lines
 from perdure.deadlines import anybody_lives, too_late
 from perdure.errors import Damaged, NotFound
 from perdure.model.instance import Instance
@@ -405,12 +405,12 @@ def _tried(tx: Transaction, task: Task) -> Iterator[str]:
 def moves(tx: Transaction, task: Task, *, commands: Commands = _MEANT, judge: Judge = _NOBODY_DEAD) -> Iterator[str]:
     """The commands that move a task on, each with what it does; of one that has ended, those that settle its calls."""
     if not task.status.is_terminal:
-        yield from aligned(list(_moves(tx, task, _View(judge, commands))))
+        yield from as_lines(_moves(tx, task, _View(judge, commands)))
         return
     left = effects.left_in_doubt(tx, task)
     for index, name, _ in left:
         ways = settling(tx, steps.at_index(tx, task.id, index), commands)
-        yield from aligned([(command, f"{name}: {meaning}") for command, meaning in ways])
+        yield from as_lines((command, f"{name}: {meaning}") for command, meaning in ways)
     if task.status is not TaskStatus.COMPLETED and task.parent_task_id is None:
         yield stays(task.status)
 

@@ -163,7 +163,7 @@ def test_the_app_may_name_the_database(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert len(desk.run("questions", "--json").json["questions"]) == 1
     monkeypatch.delenv("PERDURE_APP")
     asked = desk.run("run", f"{desk.module}x:support", "o-7")
-    assert "  perdure answer Q1 VALUE --db own.db  # " in asked.err
+    assert "    perdure answer Q1 VALUE --db own.db\n" in asked.err
     assert desk.run("answer", "Q1", "--db", "own.db", "yes").code == 0
 
 

@@ -12,6 +12,9 @@ import pytest
 from tests.documents import ROOT, Block, PageRun, _fits, blocks, commands, pages
 from tests.world import World
 
+_FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_TYPED = ("", "text", "console", "sh", "bash")
+
 
 def _as_case(page: Path) -> object:
     """A page with commands starts a dozen processes, which takes its time on a busy machine."""
@@ -71,7 +74,7 @@ def test_a_command_that_prints_something_else_is_found(tmp_path: Path) -> None:
 
 
 def test_a_command_is_killed_once_it_says_so(tmp_path: Path) -> None:
-    block = Block("console", "$ sh -c 'echo at 1; sleep 60; echo at 2'  # kill -9 it once it says: at 1\n", 1)
+    block = Block("console", "# kill -9 it once it says: at 1\n$ sh -c 'echo at 1; sleep 60; echo at 2'\n", 1)
 
     PageRun(tmp_path).run(block)
 
@@ -79,7 +82,7 @@ def test_a_command_is_killed_once_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_command_is_killed_once_it_has_said_so_twice(tmp_path: Path) -> None:
-    block = Block("console", "$ sh -c 'echo at; echo at; sleep 60; echo end'  # kill -9 it once it says twice: at\n", 1)
+    block = Block("console", "# kill -9 it once it says twice: at\n$ sh -c 'echo at; echo at; sleep 60; echo end'\n", 1)
 
     PageRun(tmp_path).run(block)
 
@@ -96,7 +99,17 @@ def test_blocks_of_a_page_share_names_and_find_its_files(tmp_path: Path) -> None
     assert "numbers_of_page" not in sys.modules
 
 
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *pages()], ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_command_of_a_page_stands_alone_on_its_line(page: Path) -> None:
+    """At the prompt of zsh a `#` begins no remark: what follows it would be arguments."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for language, block in _FENCED.findall(text) if language in _TYPED for line in block.splitlines()]
+
+    assert [line for line in lines if re.search(r"\S +#", line)] == []
+
+
 def test_lines_with_dots_stand_for_anything() -> None:
     assert _fits(["a 12 b", "x", "y", "end"], ["a … b", "…", "end"])
     assert not _fits(["a 12 b", "x"], ["a … b", "end"])
-    assert list(commands("$ a\n1\n2\n$ b\n")) == [("a", ["1", "2"]), ("b", [])]
+    found = list(commands("$ a\n1\n2\n# kill -9 it\n$ b\n$ c\n"))
+    assert found == [("a", "", ["1", "2"]), ("b", "# kill -9 it", []), ("c", "", [])]

@@ -66,10 +66,14 @@ def test_several_recovered_tasks_are_one_line() -> None:
         "recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did it happen?",
         "  1 model call, 2 tool calls from the record (10 tokens not bought again)",
         "  waits for you: did it happen?",
-        "    perdure answer Q19 --happened --db a.db                # it happened and returned nothing",
-        "    perdure answer Q19 --happened --result JSON --db a.db  # it happened, and JSON is what it returned",
-        f"    perdure answer Q19 --not-happened --db a.db            # {NOT_HAPPENED}",
-        "    perdure answer Q19 --give-up --db a.db                 # nobody knows; the agent gets OutcomeUnknown",
+        "    it happened and returned nothing",
+        "      perdure answer Q19 --happened --db a.db",
+        "    it happened, and JSON is what it returned",
+        "      perdure answer Q19 --happened --result JSON --db a.db",
+        f"    {NOT_HAPPENED}",
+        "      perdure answer Q19 --not-happened --db a.db",
+        "    nobody knows; the agent gets OutcomeUnknown",
+        "      perdure answer Q19 --give-up --db a.db",
     ]
 
 
@@ -90,8 +94,10 @@ def test_a_question_of_a_task_that_was_begun_here_is_told_alone() -> None:
 
     assert news.lines() == [
         "waits for finance: may it run?",
-        "  perdure approve Q3             # the call runs",
-        '  perdure deny Q3 --because "…"  # the agent gets Denied, with the reason',
+        "  the call runs",
+        "    perdure approve Q3",
+        "  the agent gets Denied, with the reason",
+        '    perdure deny Q3 --because "…"',
     ]
 
 
@@ -142,7 +148,7 @@ def test_a_task_that_waits_for_a_yes_to_go_on_counts_as_recovered() -> None:
     news.hear("recovered", recovered(2, verdict="park", question="Q5", text="again?"))
 
     assert news.lines()[0] == "recovered 2 tasks: 1 resumed at step 2, 1 waits for you: again?"
-    assert "perdure approve Q5" in news.lines()[2]
+    assert "perdure approve Q5" in news.lines()[3]
 
 
 def test_the_news_of_other_tasks_is_a_count() -> None:
@@ -157,7 +163,8 @@ def test_the_news_of_other_tasks_is_a_count() -> None:
 
     assert news.lines() == [
         "waits for you: which?",
-        "  perdure answer Q4 VALUE --db a.db  # the agent gets the value",
+        "  the agent gets the value",
+        "    perdure answer Q4 VALUE --db a.db",
         "other tasks of this app: 1 taken up, 1 question (perdure questions --db a.db)",
     ]
 

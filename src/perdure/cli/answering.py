@@ -20,7 +20,7 @@ from perdure.cli.opening import opened
 from perdure.cli.options import AppName, By, Db, Json, QuestionId, TaskId, who
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
 from perdure.client import Client
-from perdure.commands import VALUE, Commands, aligned
+from perdure.commands import VALUE, Commands, as_lines
 from perdure.deadlines import too_late
 from perdure.errors import BadInput
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
@@ -232,7 +232,7 @@ def resume(
     else:
         screen.put(f"{said or 'nothing changed'}: {standing(row, reason)}")
         if ways and not goes_on:
-            screen.put("\n".join(["what moves it on", *(f"  {way}" for way in ways)]))
+            screen.put("\n".join(["what moves it on", *(f"  {one}" for one in ways)]))
     if not goes_on:
         raise typer.Exit(1)
 
@@ -254,7 +254,7 @@ def _settle(
         screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now, said, who_cancelled)}; nothing changed")
-        for line in ["what settles its call", *(f"  {way}" for way in aligned(ways))] if ways else ():
+        for line in ["what settles its call", *(f"  {one}" for one in as_lines(ways))] if ways else ():
             screen.put(line)
     if not is_ours:
         raise typer.Exit(1)

@@ -15,7 +15,7 @@ from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
 from perdure.cli.options import After, AppName, Db, Json, Limit, TaskId
 from perdure.cli.shapes import end_shape, question_shape, step_shape, task_shape
-from perdure.commands import Commands, Way, aligned
+from perdure.commands import Commands, Way, as_lines
 from perdure.deadlines import coming, too_late
 from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
@@ -301,13 +301,13 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     """What stands under a question: what it rests on, and the commands that answer it or what was said."""
     question = asked.question
     if asked.said:
-        return [asked.said, *aligned(asked.ways)]
+        return [asked.said, *as_lines(asked.ways)]
     until = f"its task's {asked.deadline}" if asked.deadline else ""
     details = "; ".join(filter(None, (_details(question, asked.evidence, now), until)))
     if asked.late:
         return [*([details] if details else []), asked.late]
     ways = commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))
-    return [*([details] if details else []), *aligned(ways)]
+    return [*([details] if details else []), *as_lines(ways)]
 
 
 def _details(question: Question, evidence: Any, now: int) -> str:
@@ -381,7 +381,7 @@ def _seen(
     by = None if settled_calls is None else settled_calls.of(step)
     ways: Sequence[str] = ()
     if step.is_in_doubt:
-        ways = _deciding(tx, step, view) if settled_calls is None else aligned(settling(tx, step, view.commands))
+        ways = _deciding(tx, step, view) if settled_calls is None else as_lines(settling(tx, step, view.commands))
     return _Seen(effect, phrases.outcome(step), where, by, ways)
 
 
@@ -393,8 +393,8 @@ def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
     for one in open_questions(tx, task):
         if one.kind is QuestionKind.STEP_IN_DOUBT and one.step_key == step.key:
             results = answers.result_flags(questions.evidence(tx, one))
-            return aligned(view.commands.answer(one.id, one.kind, results=results))
-    return aligned([(view.commands.line(f"why {task.id}"), "what decides about it")])
+            return as_lines(view.commands.answer(one.id, one.kind, results=results))
+    return as_lines([(view.commands.line(f"why {task.id}"), "what decides about it")])
 
 
 def _below_effect(seen: _Seen) -> Sequence[str]:

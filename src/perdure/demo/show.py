@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from perdure import phrases
+from perdure.commands import as_lines
 from perdure.demo import scripts
 from perdure.demo.confirmed import watched
 from perdure.demo.ledger import CONFIRMED, Ledger
@@ -169,10 +170,10 @@ def _conclude(teller: Teller, trial: Trial, verdict: Verdict, url: str) -> None:
         }
     )
     command, where = command_here(), shlex.quote(url)
-    looks = [f"  {command} ps --all --db {where}"]
+    looks = [(f"{command} ps --all --db {where}", "its tasks, each with how it ended")]
     if verdict.resumed:
-        looks.append(f"  {command} why {verdict.busiest} --db {where}    # the task that was taken up most often")
-    teller.tail("Look at what is left:", *looks)
+        looks.append((f"{command} why {verdict.busiest} --db {where}", "the task that was taken up most often"))
+    teller.tail("Look at what is left:", *(f"  {line}" for line in as_lines(looks)))
 
 
 def command_here() -> str:

@@ -15,7 +15,7 @@ from perdure.model.step import Note
 from perdure.model.task import Wait, WaitKind, tail
 from perdure.store import ends, messages, questions, steps
 from tests.acceptance.cli.conftest import Story
-from tests.command_line import Desk
+from tests.command_line import Desk, shown_commands
 from tests.world import World, packed, timer
 
 # -- ps -------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_questions_say_what_they_rest_on(desk: Desk, story: Story) -> None:
     assert re.fullmatch(r'Q1  writer …\S+  .* (s|min) +did refund\(order="o-9", amount=120\) happen\?', line)
     assert "it died inside; reconcile: not listed yet" in rests_on
     verdicts = ["--happened --result JSON", "--not-happened", "--give-up"]
-    assert [line.split("  # ")[0].rstrip() for line in commands] == [f"    perdure answer Q1 {one}" for one in verdicts]
+    assert [line for line in commands if "perdure" in line] == [f"      perdure answer Q1 {one}" for one in verdicts]
     assert desk.run("questions", "--to", "nobody").err == "no open questions\n"
     (told,) = desk.run("questions", "--json").json["questions"]
     assert told["evidence"]["arguments"] == {"order": "o-9", "amount": 120}
@@ -272,7 +272,7 @@ def test_all_questions_say_what_became_of_each(desk: Desk, world: World) -> None
     assert re.fullmatch(r"    denied, by ana, .+: too dear", page[2])
     assert re.fullmatch(r'    answered "blue", by ben, .+', page[4])
     assert re.fullmatch(r"    expired, .+: nobody answered in time", page[6])
-    assert [line.split("#")[0].strip() for line in page[8:]] == ["perdure approve Q4", 'perdure deny Q4 --because "…"']
+    assert shown_commands("\n".join(page[8:])) == ["perdure approve Q4", 'perdure deny Q4 --because "…"']
     said = [(one["status"], one["answered_by"], one["answer"]) for one in told]
     assert said == [
         ("denied", "ana", None),
@@ -374,7 +374,7 @@ def test_a_worker_is_named_with_the_app_that_it_must_be_told(
 
     for said, worker in ((known, "worker"), (unknown, "worker MODULE:APP"), (named, f"worker {app}")):
         assert f"start one with perdure {worker}\n" in said
-        assert re.search(rf"^  perdure {worker}  +# a worker that has agent nightly", said, re.MULTILINE)
+        assert re.search(rf"^  a worker that has agent nightly .*\n    perdure {worker}$", said, re.MULTILINE)
 
 
 def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(desk: Desk, world: World) -> None:
@@ -384,12 +384,16 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(
 
     lines = desk.run("effects", "--in-doubt").out.splitlines()
 
-    settle = f"    perdure settle {claim.task.id} {step}"
+    settle = f"      perdure settle {claim.task.id} {step}"
     assert lines[2:] == [
-        f"{settle} --happened                # it happened and returned nothing",
-        f"{settle} --happened --result JSON  # it happened, and JSON is what it returned",
-        f"{settle} --not-happened            # it did not",
-        f"{settle} --give-up                 # nobody can find out",
+        "    it happened and returned nothing",
+        f"{settle} --happened",
+        "    it happened, and JSON is what it returned",
+        f"{settle} --happened --result JSON",
+        "    it did not",
+        f"{settle} --not-happened",
+        "    nobody can find out",
+        f"{settle} --give-up",
     ]
 
 
@@ -402,7 +406,7 @@ def test_what_settles_a_call_fits_its_tool(desk: Desk, world: World) -> None:
     world.fail(claim)
 
     for page in (["effects"], ["why", claim.task.id]):
-        shown = re.findall(r"perdure settle \S+ \d+ (--happened.*?) +# ", desk.run(*page).out)
+        shown = re.findall(r"perdure settle \S+ \d+ (--happened.*)", desk.run(*page).out)
         assert shown == ["--happened --result JSON", "--happened"]
 
 
@@ -414,27 +418,27 @@ def test_a_call_in_doubt_of_an_open_task_is_listed_with_what_decides_about_it(de
     world.set_aside(undecided, *timer(world.clock.now_ms() + 3_600_000))
     world.set_aside(asked, Wait(WaitKind.QUESTION, (one.id,)))
 
-    first, *decides = desk.run("effects", "--in-doubt").out.splitlines()[2:]
+    first, second, _, *decides = desk.run("effects", "--in-doubt").out.splitlines()[2:]
 
-    assert first == f"    perdure why {undecided.task.id}  # what decides about it"
-    assert decides[1:] == desk.run("questions").out.splitlines()[2:]
-    assert decides[1].startswith("    perdure answer Q1 --happened --result JSON  # ")
+    assert (first, second) == ("    what decides about it", f"      perdure why {undecided.task.id}")
+    assert decides == desk.run("questions").out.splitlines()[2:]
+    assert decides[1] == "      perdure answer Q1 --happened --result JSON"
 
 
-@pytest.mark.parametrize("page", ["why", "questions", "effects", "settle"])
+@pytest.mark.parametrize("page", ["why", "questions", "effects", "settle", "resume", "answer"])
 def test_every_shown_command_can_be_pasted(desk: Desk, story: Story, world: World, page: str) -> None:
-    """As it stands it does what stands beside it, or is told what to fill in; it is never a usage error."""
+    """Its whole line does what stands above it, or is told what to fill in; it is never a usage error."""
     world.ask(world.start(), QuestionKind.CALL, text="may it run?", step_key="call")
     world.ask(world.start(), QuestionKind.ASK, text="how many?", step_key="ask")
     left = world.start()
     world.begin(left, "pay", name="pay", risk="high")
     world.fail(left)
+    question = world.ask(ended := world.start(), QuestionKind.STEP_IN_DOUBT, text="did it?", step_key="pay")
+    world.begin(ended, "pay", name="pay", risk="high")
+    world.store.call(ends.cancel, ended.task.id)
     page_of = {"why": ["why", story.child.task.id], "settle": ["why", left.task.id]}
-    shown = [
-        line.split("#")[0].strip()
-        for line in desk.run(*page_of.get(page, [page])).out.splitlines()
-        if line.strip().startswith("perdure ")
-    ]
+    page_of |= {"resume": ["resume", story.child.task.id], "answer": ["answer", question.id, "--give-up"]}
+    shown = shown_commands(desk.run(*page_of.get(page, [page])).out)
 
     assert shown
     for command in reversed(shown):

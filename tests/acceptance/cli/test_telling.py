@@ -83,9 +83,10 @@ def test_what_is_waited_for_is_told_with_its_choices_and_the_result_of_its_tool(
         heard = desk.run_apart("run", "support", "o-7").err.splitlines()
 
     place = next(number for number, line in enumerate(heard) if line.startswith("waits for you"))
-    assert heard[place : place + 2] == [
+    assert heard[place : place + 3] == [
         'waits for you: Which?  (wants one of "a", "b")',
-        "  perdure answer Q1 VALUE  # the agent gets the value",
+        "  the agent gets the value",
+        "    perdure answer Q1 VALUE",
     ]
 
 
