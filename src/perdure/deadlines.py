@@ -6,14 +6,19 @@ It predicts and ends nothing; that is the sweeper's, in whose order the tasks of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from perdure import phrases
 from perdure.commands import Commands
 from perdure.model.task import Mode, Task, tail
 from perdure.people import open_questions
 from perdure.runtime.liveness import Judge
+from perdure.settings import Settings
 from perdure.store import instances, tasks
 from perdure.store.database import Transaction
+
+# As it is unless somebody sets it otherwise. Who looks cannot know what the workers were told.
+_GRACE_MS: Final = int(Settings().deadline_grace_s * 1000)
 
 
 def coming(task: Task, *, now_ms: int) -> str:
@@ -56,9 +61,14 @@ def _above(tx: Transaction, task: Task) -> Iterator[Task]:
 
 
 def _is_ended_before(one: Task, other: Task, *, now_ms: int) -> bool:
-    """Whether the sweeper comes to one overdue task before another: those that no attempt holds have no grace time."""
+    """Whether the sweeper comes to one overdue task before another: those that an attempt holds have a grace time."""
     if one.status.is_terminal or one.deadline_at is None or one.deadline_at > now_ms:
         return False
     assert other.deadline_at is not None, other.id
-    order = [(task.execution_id is not None, task.deadline_at, task.n) for task in (one, other)]
+    order = [(_has_grace(task, now_ms=now_ms), task.deadline_at, task.n) for task in (one, other)]
     return order[0] < order[1]
+
+
+def _has_grace(task: Task, *, now_ms: int) -> bool:
+    """Whether the attempt that holds an overdue task may still end it in good order, so that the sweeper waits."""
+    return task.execution_id is not None and task.deadline_at is not None and task.deadline_at + _GRACE_MS > now_ms

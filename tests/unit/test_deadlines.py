@@ -12,11 +12,12 @@ from perdure.commands import Commands
 from perdure.model.question import QuestionKind
 from perdure.model.task import Claim, Mode, Task, Wait, WaitKind, tail
 from perdure.runtime.liveness import Judge
+from perdure.settings import Settings
 from perdure.states import TaskStatus
 from perdure.store import MEMORY, ends, open_store, task_lists, tasks
 from tests.world import World
 
-PATIENCE_MS = 5_000
+PATIENCE_MS = int(Settings().deadline_grace_s * 1000)
 
 
 @pytest.fixture
@@ -74,6 +75,22 @@ def test_a_child_whose_parent_does_not_end_before_it_is_told_to_time_out(world: 
     assert told(world, below).startswith("it is cancelled with writer ")
     sweep(world)
     assert [world.task(one.id).status for one in (child, below)] == [TaskStatus.TIMED_OUT, TaskStatus.CANCELLED]
+
+
+def test_once_the_grace_time_of_its_parent_is_over_a_child_is_told_to_be_cancelled_with_it(world: World) -> None:
+    """The worker that holds the parent was killed: nobody has used the grace time, and the parent comes first again."""
+    lead, child, below = family(world)
+
+    world.clock.advance(10_000 + PATIENCE_MS - 1)
+    within = told(world, child)
+    world.clock.advance(1)
+
+    assert within == "it ends as timed out"
+    assert told(world, lead.task) == "it ends as timed out"
+    assert told(world, child) == told(world, below) == f"it is cancelled with writer {tail(lead.task.id, (below.id,))}"
+    sweep(world)
+    ended = [world.task(one.id).status for one in (lead.task, child, below)]
+    assert ended == [TaskStatus.TIMED_OUT, TaskStatus.CANCELLED, TaskStatus.CANCELLED]
 
 
 def test_a_deadline_to_come_is_told_with_its_time(world: World) -> None:
