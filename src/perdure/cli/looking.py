@@ -21,7 +21,7 @@ from perdure.errors import BadInput, Error
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Task, tail
-from perdure.people import Settled, SettledCalls, cancelled_by, ended_by, open_questions, said, settled, wanted
+from perdure.people import Settled, SettledCalls, cancelled_by, ended_by, said, settled, wanted
 from perdure.runtime import answers
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
@@ -390,10 +390,11 @@ def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
     task = tasks.get(tx, step.task_id)
     if late := too_late(tx, task, judge=view.judge, commands=view.commands):
         return [late]
-    for one in open_questions(tx, task):
-        if one.kind is QuestionKind.STEP_IN_DOUBT and one.step_key == step.key:
-            results = answers.result_flags(questions.evidence(tx, one))
-            return as_lines(view.commands.answer(one.id, one.kind, results=results))
+    assert step.key is not None, step.task_id
+    one = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, step.key)
+    if one is not None and one.status is QuestionStatus.OPEN:
+        results = answers.result_flags(questions.evidence(tx, one))
+        return as_lines(view.commands.answer(one.id, one.kind, results=results))
     return as_lines([(view.commands.line(f"why {task.id}"), "what decides about it")])
 
 

@@ -425,6 +425,23 @@ def test_a_call_in_doubt_of_an_open_task_is_listed_with_what_decides_about_it(de
     assert decides[1] == "      perdure answer Q1 --happened --result JSON"
 
 
+def test_what_decides_about_a_call_is_found_behind_any_number_of_later_questions(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", name="pay", risk="high")
+    first = world.ask(claim, QuestionKind.STEP_IN_DOUBT, text="did it?", step_key="pay")
+    for number in range(51):
+        later = world.ask(claim, QuestionKind.ASK, text="which?", step_key=f"ask{number}")
+        world.store.call(questions.answer, later.id, by="ana", value=packed("blue"))
+    world.set_aside(claim, Wait(WaitKind.QUESTION, (first.id,)))
+
+    in_time = [desk.run(*words).out for words in (["effects", "--in-doubt"], ["why", claim.task.id])]
+    world.execute(f"UPDATE tasks SET deadline_at = 1 WHERE id = '{claim.task.id}'")
+    late = [desk.run(*words).out for words in (["effects", "--in-doubt"], ["why", claim.task.id], ["ps"])]
+
+    assert all("    perdure answer Q1 --give-up\n" in page for page in in_time)
+    assert all("whatever is answered" in page for page in late)
+
+
 @pytest.mark.parametrize("page", ["why", "questions", "effects", "settle", "resume", "answer"])
 def test_every_shown_command_can_be_pasted(desk: Desk, story: Story, world: World, page: str) -> None:
     """Its whole line does what stands above it, or is told what to fill in; it is never a usage error."""
