@@ -169,9 +169,9 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
     pass by that.
     """
     judges = _judges(evidence)
-    if any(is_of_type(value, one) for one in judges):
+    if any(is_of_type(value, one) for _, one in judges):
         return
-    tool, word = evidence.get("tool"), type_word(judges[0])
+    tool, (word, _) = evidence.get("tool"), judges[0]
     if value is None:
         raise ResultWanted(f"{question_id}: {tool} returns {word}")
     raise BadInput(f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not", field="result")
@@ -179,17 +179,20 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
 
 def result_flags(evidence: object) -> tuple[str, ...]:
     """How the command that says "it happened" may go on for this tool: with a result, without one, or either way."""
-    returned = _judges(evidence) if isinstance(evidence, Mapping) else [codec.ANY]
+    returned = [one for _, one in _judges(evidence)] if isinstance(evidence, Mapping) else [codec.ANY]
     if all(one is types.NoneType for one in returned):
         return (NO_RESULT,)
     return ANY_RESULT if any(is_of_type(None, one) for one in returned) else (RESULT,)
 
 
-def _judges(evidence: Mapping[str, Any]) -> list[Any]:
-    """What a tool returns: as itself says if it is here, else by its type on record."""
-    tool = evidence.get("tool")
+def _judges(evidence: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What a tool returns, in words and as a type: as itself says if it is here, else by its type on record.
+
+    On record is the word, which says more than the type that is made of it: `list[Receipt]`, where Receipt is anything.
+    """
+    tool, word = evidence.get("tool"), str(evidence.get("returns", "any"))
     here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
-    return here or [type_named(str(evidence.get("returns", "any")))]
+    return [(type_word(one), one) for one in here] or [(word, type_named(word))]
 
 
 def _is_union(origin: Any) -> bool:

@@ -246,6 +246,7 @@ def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World, 
         ("None", [["--result", "5"]], [], ["--happened"]),
         ("int | None", [["--result", '"r-1"']], [], ["--happened", "--happened --result JSON"]),
         ("Receipt", [], [], ["--happened", "--happened --result JSON"]),
+        ("list[Receipt]", [[], ["--result", "5"]], ["--result", "[{}]"], ["--happened --result JSON"]),
     ],
 )
 def test_what_a_tool_returns_is_judged_by_its_type_on_record(
