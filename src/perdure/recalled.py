@@ -1,7 +1,8 @@
 """A recorded call in the words of who made it: with its arguments in the order in which its function takes them.
 
-A record keeps arguments by their names alone, so that equal calls are equal however they are written. Where the code
-of the function is not here, they stand in the order of their names.
+A record keeps arguments by their names alone, so that equal calls are equal however they are written. They stand in
+the order of their names where the function is not known here: its module is not imported, or it is no tool and no
+agent but was given to `step`, `model` or `read`. So do those that it takes as `**more`, after those it declares.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def _as_declared(name: str, arguments: object) -> object:
         return arguments
     for fn in functions_named(name):
         declared = inspect.signature(fn).parameters
-        if arguments.keys() <= declared.keys():
-            return {one: arguments[one] for one in declared if one in arguments}
+        takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in declared.values())
+        if takes_more or arguments.keys() <= declared.keys():
+            return {**{one: arguments[one] for one in declared if one in arguments}, **arguments}
     return arguments

@@ -22,6 +22,14 @@ def test_a_call_is_told_in_the_order_of_its_function() -> None:
     assert recalled.call("recalled_refund", {"order": "o-9"}) == 'recalled_refund(order="o-9")'
 
 
+def test_what_a_function_takes_by_any_name_is_told_after_what_it_declares() -> None:
+    @perdure.tool(name="recalled_mail")
+    def mail(to: str, body: str, **headers: str) -> None: ...
+
+    given = {"body": "b", "cc": "c", "reply": "r", "to": "t"}
+    assert recalled.call("recalled_mail", given) == 'recalled_mail(to="t", body="b", cc="c", reply="r")'
+
+
 def test_without_its_code_a_call_is_told_in_the_order_of_its_record() -> None:
     @perdure.tool(name="recalled_pay")
     def pay(order: str) -> None: ...
