@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -97,8 +98,9 @@ def test_a_task_that_is_taken_up_after_its_deadline_is_not_told_to_have_resumed(
         "    await look()\n    return await perdure.ask('how many?', type=int)\napp = perdure.App(agents=[late])\n"
     )
     assert "waits for you" in desk.run("run", "late").err
-    while "its deadline passed" not in desk.run("ps").out:
-        pass
+    ends_at = time.monotonic() + 30
+    while "its deadline passed" not in (page := desk.run("ps").out):
+        assert time.monotonic() < ends_at, page
 
     said = desk.run("run", "late").err
 
