@@ -1,4 +1,4 @@
-"""The commands that people are shown. Each is whole, so that it does when it is pasted what stands beside it, but for
+"""The commands that people are shown. Each is whole, so that it does when it is pasted what stands above it, but for
 words to fill in first: `VALUE`, the JSON of `--result JSON`, the `…` of `--because "…"` and, where no app is known,
 `MODULE:APP`. As they stand, they are refused and nothing is decided. What may be left out is a line of its own.
 

@@ -1,4 +1,4 @@
-"""The commands that people are shown: each is whole, and does alone what stands beside it."""
+"""The commands that people are shown: each is whole, and does alone what stands above it."""
 
 from __future__ import annotations
 
