@@ -16,7 +16,6 @@ from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import ends, events, questions, tasks
 from perdure.store.database import Transaction
 
-_ALL: Final = 1_000_000
 _VERDICTS: Final = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
 _WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
 
@@ -136,7 +135,7 @@ def people_asked(tx: Transaction, task_id: str, *, most: int = 1000) -> tuple[Qu
 
 def open_questions(tx: Transaction, task: Task) -> list[Question]:
     """All open questions of a task, oldest first, however many came after them."""
-    return [one for one in reversed(questions.of_task(tx, task.id, limit=_ALL)) if one.status is QuestionStatus.OPEN]
+    return [one for one in reversed(questions.of_task(tx, task.id)) if one.status is QuestionStatus.OPEN]
 
 
 def _asked(tx: Transaction, task: Task) -> tuple[list[Question], list[str]] | None:

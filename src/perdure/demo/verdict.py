@@ -178,7 +178,7 @@ def _read_task(tx: Transaction, task: Task, rows: _Rows) -> None:
             rows.found.add(("event", task.n, event.seq, event.kind))
             rows.resumed += event.kind == TASK.event("recover")
         after = page[-1].seq
-    for question in questions.of_task(tx, task.id, limit=_ALL):
+    for question in questions.of_task(tx, task.id):
         rows.found.add(("question", question.id, ""))
         rows.found.add(("question", question.id, str(question.status)))
         rows.asked += 1

@@ -32,8 +32,6 @@ from perdure.trace import scope_of
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
-_MOST_ASKED = 1000  # questions of one task that are looked through
-
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -358,7 +356,7 @@ def _id(question: Question | None) -> str | None:
 
 def _asked_inside(tx: Any, task_id: str, scopes: Collection[str]) -> list[Question]:
     """Open questions of calls inside one that is settled, and will not come to them any more."""
-    asked = questions.of_task(tx, task_id, limit=_MOST_ASKED)
+    asked = questions.of_task(tx, task_id)
     return [one for one in asked if one.status is QuestionStatus.OPEN and scope_of(one.step_key) in scopes]
 
 

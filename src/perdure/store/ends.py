@@ -37,7 +37,6 @@ DEADLINE_EXCEEDED = "deadline exceeded"
 # The errors of a task that was not resumed. No class of an agent: those have a module in their names.
 NOT_RESUMED = _DENIED, _EXPIRED = ("denied", "expired")
 _OUTCOME_UNKNOWN = f"{OutcomeUnknown.__module__}.{OutcomeUnknown.__qualname__}"
-_QUESTIONS_READ = 1000
 
 
 def complete(
@@ -162,7 +161,7 @@ def _take_answers(tx: Transaction, task: Task) -> None:
     if not doubts:
         return
     answered: dict[str, Question] = {}
-    for row in tx.all(K.of_task, task_id=task.id, limit=_QUESTIONS_READ):
+    for row in tx.all(K.of_task, task_id=task.id):
         one = Question.from_row(row)
         if one.kind is QuestionKind.STEP_IN_DOUBT and one.status is QuestionStatus.ANSWERED and one.spent_at is None:
             answered.setdefault(one.step_key, one)  # The newest comes first.

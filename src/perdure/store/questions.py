@@ -167,9 +167,9 @@ def listing(
     return _listed(tx, Q.list, to=to, session_id=session_id, after=after, limit=limit)
 
 
-def of_task(tx: Transaction, task_id: str, *, limit: int = 50) -> list[Question]:
-    """A task's questions, newest first, whatever became of them."""
-    return [Question.from_row(row) for row in tx.all(Q.of_task, task_id=task_id, limit=limit)]
+def of_task(tx: Transaction, task_id: str) -> list[Question]:
+    """All questions of a task, newest first, whatever became of them."""
+    return [Question.from_row(row) for row in tx.all(Q.of_task, task_id=task_id)]
 
 
 def approve(tx: Transaction, question_id: str, *, by: str) -> Question:

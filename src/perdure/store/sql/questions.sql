@@ -48,7 +48,6 @@ FROM questions q
 JOIN tasks t ON t.n = q.task
 WHERE t.id = :task_id
 ORDER BY q.n DESC
-LIMIT :limit
 
 -- name: open_list
 SELECT {columns}
