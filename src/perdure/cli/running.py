@@ -57,7 +57,10 @@ def run(
     *,
     key: Annotated[str | None, typer.Option("--key", help="The same key is the same task.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Start another one, though an equal one is open.")] = False,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait so long.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait so long, then stop here as on Ctrl-C."),
+    ] = None,
     db: Db = None,
     app: AppName = None,
     as_json: Annotated[
@@ -74,7 +77,8 @@ def run(
     The same line again joins the newest open task of this agent with these arguments, or resumes it after a crash.
     Exit code 1 when the task failed or only a person is waited for; what to answer is printed then.
     On a terminal, what it streams is shown as it comes.
-    While it runs, other open tasks of the app go on here too, as on any worker.
+    While it runs, other open tasks of the app go on here too, as on any worker. What is inside a call when it stops has
+    the grace time, and is cut off then; above low risk such a call is in doubt.
     """
     if key is not None and new:
         anew = "another key, or --new without a key, starts anew"
@@ -152,6 +156,10 @@ async def _run(
         for question, evidence in asked:
             news.ask(question, evidence)
         news.tell()
+        if cut_off := worker.stopped.interrupted:
+            tasks_cut = "a task" if cut_off == 1 else f"{cut_off:,} tasks"
+            screen.note(f"{tasks_cut} had to be cut off inside a call, for this worker stopped; what is in doubt now:")
+            screen.note(f"  {shown.line('effects --in-doubt')}")
         code = await _finish(app, task.id, asked, shown, as_json=as_json)
         return 128 + caught[0] if caught and code != 0 else code
 
