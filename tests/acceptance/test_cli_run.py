@@ -494,7 +494,7 @@ async def send(desk: Desk, task_id: str, name: str, value: object) -> None:
         await client.send(task_id, name, value)
 
 
-SLOW = '''
+SLOW = """
 import asyncio, perdure
 
 @perdure.tool(risk="high")
@@ -506,7 +506,7 @@ async def poster(text: str) -> None:
     await post(text)
 
 app = perdure.App("slow.db", agents=[poster], settings=perdure.Settings(shutdown_grace_s=0.1))
-'''
+"""
 
 
 def test_a_run_that_stops_inside_a_call_says_that_it_cut_it_off_and_where_to_look(desk: Desk) -> None:
