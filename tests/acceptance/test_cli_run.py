@@ -492,29 +492,3 @@ async def fail(desk: Desk) -> None:
 async def send(desk: Desk, task_id: str, name: str, value: object) -> None:
     async with Client(str(desk.db)) as client:
         await client.send(task_id, name, value)
-
-
-SLOW = """
-import asyncio, perdure
-
-@perdure.tool(risk="high")
-async def post(text: str) -> None:
-    await asyncio.sleep(60)
-
-@perdure.agent
-async def poster(text: str) -> None:
-    await post(text)
-
-app = perdure.App("slow.db", agents=[poster], settings=perdure.Settings(shutdown_grace_s=0.1))
-"""
-
-
-def test_a_run_that_stops_inside_a_call_says_that_it_cut_it_off_and_where_to_look(desk: Desk) -> None:
-    (desk.folder / "slow.py").write_text(SLOW)
-
-    said = desk.run("run", "slow:poster", "hello", "--app", "slow:app", "--timeout", "1")
-
-    assert said.code == 1
-    assert "a task had to be cut off inside a call" in said.err
-    shown = next(line for line in said.err.splitlines() if "effects --in-doubt" in line)
-    assert 'post(text="hello")' in desk.run(*shown.split()[1:]).out
