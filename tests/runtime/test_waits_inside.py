@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Literal
+import gc
+from typing import Any, Literal
 
 import pytest
 
@@ -231,6 +232,31 @@ async def test_in_doubt_inside_tools_people_are_asked_and_other_work_goes_on(hou
     for question in await house.client.questions():
         await question.resolve(perdure.happened(7), by="ana")
     assert [await task.result() for task in tasks] == [7, 7]
+
+
+@pytest.mark.parametrize("risk", ["low", "medium"])
+async def test_a_tool_in_a_thread_that_is_handed_back_leaves_no_error_that_nobody_has_seen(
+    house: Theatre, risk: Literal["low", "medium"]
+) -> None:
+    unseen: list[Any] = []
+    house.loop.set_exception_handler(lambda _loop, told: unseen.append(told))
+
+    @perdure.tool(risk=risk, idempotent=risk == "medium")
+    def send() -> str:
+        return psync.ask("send it?")
+
+    @perdure.agent
+    async def host() -> str:
+        return await perdure.call(send)
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until_status(task, "waiting")
+    await house.dismiss(actor)
+    await asyncio.sleep(1)
+    gc.collect()
+
+    assert unseen == []
 
 
 async def test_above_low_what_a_tool_does_beside_its_wait_has_the_grace_time(house: Theatre, ledger: Ledger) -> None:
