@@ -209,7 +209,7 @@ class Records:
                 nearest = next((one for one in _around(key, owners) if one in open_keys), ROOT)
                 if nearest in around:
                     found[key] = step
-        return list(found.values())
+        return [self._by_key[key] for key in found]  # As they are by now.
 
     def has_unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> bool:
         """Whether there may be any."""
@@ -239,6 +239,11 @@ class Records:
             if not self._by_key[key].is_in_doubt:
                 self.use(key)
         return before
+
+    def failed_inside(self, key: str) -> list[Step]:
+        """Records of calls inside this one that failed, and are not run anew yet."""
+        made = (self._by_key.get(inner) for inner in self._nesting.all_inside(key))
+        return [step for step in made if step is not None and step.outcome == "failed" and step.retried_at is None]
 
     def scopes_under(self, key: str) -> set[str]:
         """The scopes of calls inside the call with this key, at any depth that is known."""

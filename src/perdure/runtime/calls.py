@@ -55,8 +55,11 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     parent = scope.parent_key
     body = codec.evidence(call.input, secrets=call.secrets)
     key = journal.key_of(call, body, parent=parent)
-    if journal.is_running(key):
+    while journal.is_running(key):
+        journal.used(key)  # Its record has been asked for, whatever that comes to.
         await attempt.waits.until_known(parent, journal.until_known(key))
+        attempt.check()
+        ambient.refuse_cut_off()
     record = journal.records.find(key)
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
@@ -67,7 +70,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     try:
         if (attempt.is_draining or attempt.is_ending) and (parent == ROOT or scope.has_returned):
             await attempt.hold_call()
-        journal.open(call, key, body, parent=parent)
+        journal.open(call, key, body, scope=scope)
         opened = waits.begin_call(key, parent)
         try:
             if not waits.is_running:
@@ -87,7 +90,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             return await _settle_cut(attempt, call, cut)
         finally:
             waits.end_call(key, opened)
-            journal.close(call, key, parent=parent)
+            journal.close(call, key, scope=scope)
     finally:
         attempt.close_call(call)
 

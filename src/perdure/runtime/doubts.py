@@ -23,6 +23,7 @@ from perdure.policy.risk import Risk, highest
 from perdure.runtime import answers, live, raised, stand_ins, zombies
 from perdure.runtime.asking import ask_person, described
 from perdure.runtime.call import Call
+from perdure.runtime.journal import unpacked
 from perdure.runtime.threads import start_thread
 from perdure.states import QuestionStatus
 from perdure.store import payloads, questions, steps
@@ -221,7 +222,9 @@ async def _run_again(attempt: Attempt, matter: _Matter, question: Question | Non
         not_applied = NotApplied("it did not happen")
         await live.fail_call(attempt, call, step, not_applied, begun=True, question_id=_id(question), is_found_out=True)
     tries = 0
-    if matter.error is not None:
+    if matter.error is None:
+        _run_failed_anew(attempt, step.key)
+    else:
         tries = await _until_again(attempt, matter, matter.error, is_asked=question is not None)
     await attempt.host.until_may_call()
     await live.take_over(attempt, step, question_id=_id(question))
@@ -248,6 +251,16 @@ async def _until_again(attempt: Attempt, matter: _Matter, error: BaseException, 
     return matter.tries
 
 
+def _run_failed_anew(attempt: Attempt, key: str) -> None:
+    """Calls inside one of an earlier attempt no longer answer by their errors, one of which may be why nobody knows."""
+    journal = attempt.journal
+    for step in journal.records.failed_inside(key):
+        error = Error.from_json(unpacked(step, codec.ANY))
+        is_final = stand_ins.is_final(stand_ins.raise_again(error, tool=step.name))
+        if Risk.parse(step.risk or Risk.HIGH) < Risk.HIGH and not is_final:
+            journal.records.run_anew(step.step_index, now_ms=journal.store.clock.now_ms())
+
+
 async def _give_up(attempt: Attempt, matter: _Matter, question: Question) -> NoReturn:
     call = matter.call
     await _settle_inside(attempt, matter.step)
@@ -270,7 +283,7 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
             continue
     scopes = journal.records.scopes_under(step.key)
     for asked in await journal.read(_asked_inside, attempt.task.id, scopes):
-        if not journal.is_running(asked.step_key):
+        if asked.step_key not in journal.open_keys:
             await journal.write(questions.void, journal.fence, asked.id, reason="the call around it was settled")
 
 

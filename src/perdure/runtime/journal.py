@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msgspec import structs
 
 from perdure import codec
+from perdure.ambient import Scope
 from perdure.errors import AmbiguousStep, PerdureError, RefusedBySchema, StoreBusy, StoreError
 from perdure.model.step import Note, Step
 from perdure.model.task import Claim, Fence
@@ -50,6 +51,7 @@ class Journal:
         self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, tuple[str, str]] = {}
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
+        self._made_in: dict[str, Scope] = {}  # where each of these was made
         # Records of calls inside others that are on their way.
         self._writing: dict[str, asyncio.Task[steps.Written]] = {}
         self._notes: list[Note] = []
@@ -132,7 +134,7 @@ class Journal:
         place = f"{parent}@{call.key}"
         key = named_key(parent, call.key, self._occurrences.number(parent, "", place))
         open_one = self._open_keyed.get(place)
-        if open_one is not None and open_one != (call.name, digest) and not self.is_running(key):
+        if open_one is not None and open_one != (call.name, digest) and not self._is_known(key):
             self._occurrences.take_back(parent, "", place)
             raise AmbiguousStep(
                 f"key {call.key!r} names another call that is still open: after a restart their results could be "
@@ -144,8 +146,7 @@ class Journal:
     def _key_by_input(self, call: Call, digest: str, parent: str) -> str:
         key = call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
         is_alike = call.tells_apart and not call.input and bool(self._open_alike.get((parent, call.name)))
-        # The very call that is open is no second one: it was left running by what is tried again now.
-        if is_alike and not self.is_running(key):
+        if is_alike and not self._is_known(key):
             self._occurrences.take_back(parent, call.name, digest)
             raise AmbiguousStep(
                 f"two calls of {call.name} without input are open at once: after a restart their results could be "
@@ -154,9 +155,15 @@ class Journal:
             )
         return key
 
-    def open(self, call: Call, key: str, body: bytes, *, parent: str) -> None:
+    def _is_known(self, key: str) -> bool:
+        """Whether this is no second call beside an open one, but that very one, or one on record: it is made anew."""
+        return self.is_running(key) or self.records.find(key) is not None
+
+    def open(self, call: Call, key: str, body: bytes, *, scope: Scope) -> None:
         """A call begins to run: until `close`, a second one that a replay could not tell from it is refused."""
+        parent = scope.parent_key
         self._running[key] = None
+        self._made_in[key] = scope
         if parent:
             self.records.open(key, parent)
         if call.key is not None:
@@ -164,9 +171,15 @@ class Journal:
         elif not call.input:
             self._open_alike[parent, call.name] = self._open_alike.get((parent, call.name), 0) + 1
 
-    def close(self, call: Call, key: str, *, parent: str) -> None:
-        """The call has ended, in whatever way: what was made inside it, nobody will come to."""
-        self.records.use_inside(key)
+    def close(self, call: Call, key: str, *, scope: Scope) -> None:
+        """The call has ended, in whatever way: what was made inside it, nobody will come to.
+
+        Unless it was made inside a call that was cut off: that may be made anew already, and come to it.
+        """
+        parent = scope.parent_key
+        self._made_in.pop(key, None)
+        if not scope.is_cut_off:
+            self.records.use_inside(key)
         if (running := self._running.pop(key, None)) is not None:
             running.set_result(None)
         if call.key is not None:
@@ -176,8 +189,8 @@ class Journal:
 
     @property
     def open_keys(self) -> Collection[str]:
-        """The keys of calls that run."""
-        return self._running.keys()
+        """The keys of calls that run, but for those that were left running inside a call that was cut off."""
+        return {key for key, scope in self._made_in.items() if not scope.is_cut_off}
 
     def is_running(self, key: str) -> bool:
         """Whether this very call runs, or its record is on its way: the call around it was cut off and begins anew."""

@@ -186,9 +186,11 @@ class Waits:
         self._change(around, waits=1)
         try:
             self._set_aside_soon()
+            self._on_waiting()
             await other
         finally:
             self._change(around, waits=-1)
+            self._run_again_soon()
         await self.until_running()
 
     def _change(self, one: OpenCall, *, inside: int = 0, waits: int = 0) -> None:
@@ -224,7 +226,8 @@ class Waits:
 
     def _set_aside_soon(self) -> None:
         """Once the present turn of the loop is over, for the agent may go on with another call."""
-        if self._live == 0 and self._entries and not self._is_waiting and self._setting_aside is None:
+        is_due = self._live == 0 and self._entries and not self._is_waiting and not self._is_over
+        if is_due and self._setting_aside is None:
             loop = asyncio.get_running_loop()
             self._setting_aside = loop.create_task(self._set_aside(), context=contextvars.Context())
 
