@@ -101,6 +101,7 @@ class Nesting:
         """A call is made inside the one with the key `parent`, which may have no record yet."""
         self.add(key)
         self._around[scope_of(key)] = parent
+        self._around[_scope(key)] = key
 
     def inside(self, key: str) -> Iterable[str]:
         """Calls made right inside this one."""
@@ -241,9 +242,15 @@ class Records:
         return before
 
     def failed_inside(self, key: str) -> list[Step]:
-        """Records of calls inside this one that failed, and are not run anew yet."""
-        made = (self._by_key.get(inner) for inner in self._nesting.all_inside(key))
-        return [step for step in made if step is not None and step.outcome == "failed" and step.retried_at is None]
+        """Records of calls inside this one that failed and may be why it ended; not those already run anew.
+
+        After an error that the call itself has handled it may have made a dangerous call, in place of another one: so
+        none from before the last such record.
+        """
+        made = [step for inner in self._nesting.all_inside(key) if (step := self._by_key.get(inner)) is not None]
+        since = max((step.step_index for step in made if step.risk != Risk.LOW), default=0)
+        failed = (step for step in made if step.outcome == "failed" and step.retried_at is None)
+        return [step for step in failed if step.step_index >= since]
 
     def scopes_under(self, key: str) -> set[str]:
         """The scopes of calls inside the call with this key, at any depth that is known."""

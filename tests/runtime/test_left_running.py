@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from typing import Literal, TypeVar
 
@@ -311,3 +312,163 @@ async def test_a_question_about_drift_tells_of_a_record_as_it_is_by_now(house: T
 
     assert "lies unused: pay(n=1)" in question.text
     assert "may have happened" not in question.text
+
+
+async def test_a_call_left_running_is_not_tried_again_and_leaves_nothing_unused(house: Theatre, ledger: Ledger) -> None:
+    @perdure.tool(risk="high")
+    async def pay(n: int) -> int:
+        ledger.note(f"pay {n}")
+        return n
+
+    @perdure.tool(risk="low", retries=1)
+    async def linger() -> None:
+        await pay(1)
+        await asyncio.sleep(10)
+        raise ConnectionError("once")
+
+    @perdure.tool(risk="low", timeout=5, retries=0)
+    async def outer() -> None:
+        await left(linger())
+
+    @perdure.agent(retries=0, drift="error")
+    async def host() -> int:
+        with contextlib.suppress(TimeoutError):
+            await outer()
+        await asyncio.sleep(60)
+        return await pay(2)
+
+    assert await house.play(host) == 2
+    assert ledger.done == ["pay 1", "pay 2"]
+
+
+@pytest.mark.parametrize("settings", [SET_ASIDE])
+async def test_run_again_a_call_does_not_take_another_way_than_the_one_it_paid_on(
+    house: Theatre, ledger: Ledger
+) -> None:
+    tries: list[int] = []
+
+    @perdure.tool(risk="low", retries=0)
+    async def look() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("once")
+
+    @perdure.tool(risk="high")
+    async def pay_here() -> None:
+        ledger.note("here")
+
+    @perdure.tool(risk="high")
+    async def pay_there() -> None:
+        ledger.note("there")
+
+    @perdure.tool(risk="high", ambiguous=(OSError,))
+    async def outer() -> str:
+        first = len(ledger.done) == 0
+        try:
+            await look()
+        except ConnectionError:
+            await pay_there()
+        else:
+            await pay_here()
+        if first:
+            raise OSError("gone")
+        return "paid"
+
+    @perdure.agent(retries=0)
+    async def host() -> str:
+        return await outer()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    question = await house.question()
+    await asyncio.sleep(5)
+    await question.resolve(perdure.not_happened(), by="ana")
+
+    assert await task.result() == "paid"
+    assert ledger.done == ["there"]
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+async def test_what_is_made_again_is_known_to_lie_inside_though_it_is_cut_off(
+    house: Theatre, ledger: Ledger, lingers: bool
+) -> None:
+    lives: list[int] = []
+    tries: list[int] = []
+    is_paid = asyncio.Event()
+
+    @perdure.tool(risk="high")
+    async def pay(n: int) -> int:
+        ledger.note(f"pay {n}")
+        return n
+
+    @perdure.tool(risk="low")
+    async def wrap() -> int:
+        if len(tries) == 2:
+            await asyncio.sleep(20)
+        paid = await pay(1)
+        if len(lives) == 1:
+            is_paid.set()
+            await asyncio.sleep(500)
+        return paid
+
+    @perdure.tool(risk="low", timeout=10, retries=1)
+    async def outer() -> int:
+        tries.append(1)
+        await asyncio.sleep(5 if len(tries) == 3 else 0)
+        return await (left(wrap()) if lingers else wrap())
+
+    @perdure.agent(retries=1, drift="error")
+    async def host() -> list[int]:
+        async def other() -> int:
+            await asyncio.sleep(14)
+            return await pay(2)
+
+        lives.append(1)
+        if len(lives) == 1:
+            running = asyncio.ensure_future(outer())
+            await is_paid.wait()
+            assert not running.done()
+            raise ConnectionError("again")
+        return list(await perdure.gather(outer(), other()))
+
+    assert await house.play(host) == [1, 2]
+    assert ledger.done == ["pay 1", "pay 2"]
+
+
+async def test_two_calls_with_one_key_that_are_open_at_once_are_refused_though_the_key_is_on_record(
+    house: Theatre,
+) -> None:
+    lives: list[int] = []
+
+    @perdure.tool(risk="low", retries=0)
+    async def draw() -> str:
+        await asyncio.sleep(1)
+        if len(lives) == 1:
+            raise ConnectionError("again")
+        return "drawn"
+
+    @perdure.tool(risk="low", retries=0)
+    async def write() -> str:
+        await asyncio.sleep(1)
+        return "written"
+
+    @perdure.agent(retries=1)
+    async def host() -> str:
+        lives.append(1)
+        first = len(lives) == 1
+
+        async def drawing() -> str:
+            await asyncio.sleep(0 if first else 0.5)
+            return await draw.options(key="k")()
+
+        async def writing() -> str:
+            await asyncio.sleep(3 if first else 0)
+            return await write.options(key="k")()
+
+        drawn, _ = await asyncio.gather(drawing(), writing(), return_exceptions=True)
+        if isinstance(drawn, BaseException):
+            raise drawn
+        return drawn
+
+    with pytest.raises(perdure.TaskFailed, match="another call that is still open"):
+        await house.play(host)

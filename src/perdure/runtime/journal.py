@@ -156,8 +156,12 @@ class Journal:
         return key
 
     def _is_known(self, key: str) -> bool:
-        """Whether this is no second call beside an open one, but that very one, or one on record: it is made anew."""
-        return self.is_running(key) or self.records.find(key) is not None
+        """Whether this is no second call beside an open one, but that very one, or one this attempt has had: made anew.
+
+        Not one of an earlier attempt: a `key=` names neither tool nor input, and its record may be of the other call.
+        """
+        record = self.records.find(key)
+        return self.is_running(key) or (record is not None and record.attempt == self.task.attempt)
 
     def open(self, call: Call, key: str, body: bytes, *, scope: Scope) -> None:
         """A call begins to run: until `close`, a second one that a replay could not tell from it is refused."""

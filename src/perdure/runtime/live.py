@@ -294,6 +294,7 @@ async def until_again(attempt: Attempt, call: Call, failed: BaseException, numbe
     _log_retry(attempt, call, failed, f"try {number + 2} of {retries + 1} in {phrases.duration(wait_s * 1000)}")
     await attempt.host.pause(wait_s)
     attempt.check()
+    ambient.refuse_cut_off()  # Left running by a call that was cut off, it begins nothing any more.
 
 
 def run_inside_anew(attempt: Attempt, failed: BaseException) -> None:
