@@ -379,7 +379,7 @@ def test_a_worker_is_named_with_the_app_that_it_must_be_told(
 
 def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(desk: Desk, world: World) -> None:
     claim = world.start()
-    step = world.begin(claim, "pay", name="pay", risk="high").step_index
+    step = world.begin(claim, "pay", name="a tool that no code has", risk="high").step_index
     world.fail(claim)
 
     lines = desk.run("effects", "--in-doubt").out.splitlines()
