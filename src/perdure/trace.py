@@ -20,13 +20,13 @@ ROOT = ""
 
 def call_key(parent: str, name: str, digest: str, occurrence: int) -> str:
     """The key of a call by its input. Unique: digest and occurrence have a fixed form at the end."""
-    scope = "" if parent == ROOT else _scope(parent)
+    scope = scope_under(parent)
     return f"{scope}={name}:{digest}#{occurrence}"
 
 
 def named_key(parent: str, key: str, occurrence: int) -> str:
     """The key of a call whose caller gave `key=`, which replaces name and digest."""
-    return f"{_scope(parent)}@{key}#{occurrence}"
+    return f"{scope_under(parent)}@{key}#{occurrence}"
 
 
 def scope_of(key: str) -> str:
@@ -37,10 +37,6 @@ def scope_of(key: str) -> str:
 
 def scope_under(parent: str) -> str:
     """The scope of calls made inside the call with this key."""
-    return _scope(parent)
-
-
-def _scope(parent: str) -> str:
     return "" if parent == ROOT else hashlib.sha256(parent.encode()).hexdigest()[:16] + "/"
 
 
@@ -101,11 +97,11 @@ class Nesting:
         """A call is made inside the one with the key `parent`, which may have no record yet."""
         self.add(key)
         self._around[scope_of(key)] = parent
-        self._around[_scope(key)] = key
+        self._around[scope_under(key)] = key
 
     def inside(self, key: str) -> Iterable[str]:
         """Calls made right inside this one."""
-        return () if self.is_flat else self._inside.get(_scope(key), ())
+        return () if self.is_flat else self._inside.get(scope_under(key), ())
 
     def all_inside(self, key: str) -> Iterator[str]:
         """Calls made inside this one at any depth, those inside each before it."""
@@ -115,7 +111,7 @@ class Nesting:
 
     def owners(self, keys: Iterable[str]) -> dict[str, str]:
         """By scope, the call whose scope it is, as far as that is known or it is among these."""
-        return {_scope(key): key for key in keys} | self._around
+        return {scope_under(key): key for key in keys} | self._around
 
 
 def _around(key: str, owners: Mapping[str, str]) -> Iterator[str]:
@@ -254,7 +250,7 @@ class Records:
 
     def scopes_under(self, key: str) -> set[str]:
         """The scopes of calls inside the call with this key, at any depth that is known."""
-        return {_scope(one) for one in (key, *self._nesting.all_inside(key))}
+        return {scope_under(one) for one in (key, *self._nesting.all_inside(key))}
 
     def unused(self) -> Iterator[Step]:
         """Every record that no call has asked for."""

@@ -159,9 +159,18 @@ def test_a_function_of_the_arguments_may_take_them_in_any_way_that_fits() -> Non
         functools.partial(lambda limit, a, b=1, *, c: True, 5),
         Asks().asks,
     ):
-        perdure.tool(approve=fits)(_sized)
-    perdure.tool(approve=lambda self, a: True)(Asks.asks_more)
-    perdure.tool(approve=lambda *args, **kwargs: True)(wrong(writer).__wrapped__)
+        assert tool_of(perdure.tool(approve=fits)(_sized)).approve is fits
+
+
+def test_a_function_of_the_arguments_may_take_those_of_a_method_or_any() -> None:
+    def of_method(self: object, a: int) -> bool:
+        return bool(a)
+
+    def of_any(*_: object, **__: object) -> bool:
+        return True
+
+    assert tool_of(perdure.tool(approve=of_method)(Asks.asks_more)).approve is of_method
+    assert tool_of(perdure.tool(approve=of_any)(wrong(writer).__wrapped__)).approve is of_any
 
 
 def test_who_is_asked_may_be_named_wherever_anything_may_be_asked() -> None:

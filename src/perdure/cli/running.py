@@ -20,7 +20,7 @@ from perdure.cli.opening import commands, load_agent, load_app
 from perdure.cli.options import AppName, Db
 from perdure.cli.shapes import end_shape, plain_body, question_shape, task_shape
 from perdure.cli.streaming import streamed
-from perdure.commands import Commands
+from perdure.commands import Commands, as_lines
 from perdure.definitions import AgentCall, AgentDefinition, AgentOptions
 from perdure.errors import BadInput
 from perdure.model.question import Question
@@ -158,8 +158,9 @@ async def _run(
         news.tell()
         if cut_off := worker.stopped.interrupted:
             tasks_cut = "a task" if cut_off == 1 else f"{cut_off:,} tasks"
-            screen.note(f"{tasks_cut} had to be cut off inside a call, for this worker stopped; what is in doubt now:")
-            screen.note(f"  {shown.line('effects --in-doubt')}")
+            why = f"{tasks_cut} had to be cut off inside a call, for this worker stopped; what is in doubt now:"
+            for line in as_lines([(shown.line("effects --in-doubt"), why)]):
+                screen.note(line)
         code = await _finish(app, task.id, asked, shown, as_json=as_json)
         return 128 + caught[0] if caught and code != 0 else code
 

@@ -301,9 +301,10 @@ class Attempt:
         self._release_if_drained()
 
     def _release_if_drained(self) -> None:
+        if not self.is_draining or self.waits.live_calls or self.stopping is not None:
+            return  # Asked after each step.
         # Above low risk a tool that waits inside has the grace time, for it may do other things, too.
-        is_inside = any(call.is_running and call.is_dangerous for call in self._open_calls)
-        if self.is_draining and self.waits.live_calls == 0 and not is_inside and self.stopping is None:
+        if not any(call.is_running and call.is_dangerous for call in self._open_calls):
             self.stop(Stop.RELEASE)
 
     @property
