@@ -72,12 +72,14 @@ class Lookout:
         if self._owned_is_stale:
             return _OWNED_AT_MOST_EVERY_S
         now = self._store.clock.now_ms()
-        times = [now + int(self._store.settings.poll_ms)]
+        next_ms = now + int(self._store.settings.poll_ms)
         for attempt in self._attempts():
-            times += [wait.until_ms for wait, _ in attempt.waits.pending() if wait.until_ms is not None]
+            for wait, _ in attempt.waits.pending():
+                if wait.until_ms is not None:
+                    next_ms = min(next_ms, wait.until_ms)
             if attempt.task.deadline_at is not None and attempt.stopping is None:
-                times.append(attempt.task.deadline_at)
-        return max(0.001, (min(times) - now) / 1000)
+                next_ms = min(next_ms, attempt.task.deadline_at)
+        return max(0.001, (next_ms - now) / 1000)
 
     async def _look_at_waits(self) -> None:
         waiting = [

@@ -99,6 +99,8 @@ class Waits:
     def pending(self) -> list[tuple[Wait, list[asyncio.Future[None]]]]:
         """What is waited for, for the worker to look up, each with those to tell: children of one gather together."""
         found: list[tuple[Wait, list[asyncio.Future[None]]]] = []
+        if not self._entries:
+            return found  # Most attempts, and each is looked at again and again.
         groups: dict[object, int] = {}
         for entry in self._entries:
             if entry.happened.done():

@@ -223,7 +223,10 @@ class SqliteDatabase:
             self._answers += [(waiter, None, error) for _, waiter in batch]
         finally:
             if self._lock is not None:
+                # Before anybody is told: who wakes up takes the interpreter, and other processes would wait for it.
                 self._lock.drop()
+        if not self._waiting:  # What is left to be done here is done while they wake up.
+            self._hand_out()
         if hinted:
             self._wakeup.tell()
         if self._checkpointer is not None and self._checkpointer.is_over_cap:
@@ -275,8 +278,6 @@ class SqliteDatabase:
             self._commit_failed(connection, batch, error)
             return False
         self._answers = units.answers
-        if not self._waiting:  # What is left to be done here is done while they wake up.
-            self._hand_out()
         return units.hinted
 
     def _set_soft(self, connection: apsw.Connection, *, is_soft: bool) -> None:
