@@ -227,3 +227,24 @@ async def test_a_task_without_a_budget_reads_and_writes_nothing_more(
 
     assert await task.result() == 1
     assert [step.started_seq + 1 for step in house.steps(task)] == [step.ended_seq for step in house.steps(task)]
+
+
+async def test_a_call_that_its_caller_gave_up_while_a_person_was_asked_is_not_counted(house: Theatre) -> None:
+    @perdure.tool(risk="high", approve=True)
+    async def pay(n: int) -> int:
+        return n
+
+    @perdure.tool
+    async def look() -> int:
+        return 7
+
+    @perdure.agent(budget=perdure.Budget(tool_calls=1))
+    async def host() -> int:
+        try:
+            async with asyncio.timeout(10):
+                await pay(1)
+        except TimeoutError:
+            pass
+        return await look()
+
+    assert await house.play(host) == 7

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import perdure
+import perdure.sync as psync
+from perdure.runtime.attempt import Stop
 from tests.theatre import Theatre
 
 
@@ -365,3 +369,79 @@ async def test_children_admitted_before_a_retry_are_found_again(house: Theatre) 
 
     assert await task.result() == "child"
     assert len(house.children(task)) == 1
+
+
+@pytest.mark.parametrize("why", ["given up", "lost"])
+async def test_a_call_whose_worker_may_not_call_yet_is_not_made_once_nobody_wants_it(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    begun: list[int] = []
+    tries: list[int] = []
+    mine: contextvars.ContextVar[int] = contextvars.ContextVar("mine")
+    has_failed, may_call = asyncio.Event(), asyncio.Event()
+
+    @perdure.tool(risk="medium", idempotent=True, retries=3)
+    async def pay() -> None:
+        tries.append(mine.get())
+        has_failed.set()
+        raise ConnectionError("reset")
+
+    @perdure.tool(risk="low", timeout=20, retries=0)
+    def order() -> None:
+        psync.call(pay)
+
+    @perdure.agent
+    async def host() -> str:
+        begun.append(1)
+        mine.set(len(begun))
+        try:
+            await perdure.call(order)
+        except TimeoutError:
+            await perdure.sleep(60)
+        return "gave it up"
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await has_failed.wait()
+    monkeypatch.setattr(actor.worker, "until_may_call", may_call.wait)  # Its database is silent for a while, say.
+    if why == "lost":
+        await asyncio.sleep(5)
+        (attempt,) = actor.worker.attempts.values()
+        attempt.stop(Stop.LOST)
+    await asyncio.sleep(25)
+    may_call.set()
+    if why == "given up":
+        assert await task.result() == "gave it up"
+        assert [one.outcome for one in house.steps(task, "pay")] == ["failed"]
+        assert house.kinds(task).count("question_opened") == 0  # What its last try came to is known.
+    await asyncio.sleep(5)
+
+    assert tries.count(1) == 1  # A later attempt makes it again.
+
+
+async def test_that_a_call_was_not_applied_is_known_when_its_next_try_is_cut_off(house: Theatre) -> None:
+    has_failed = asyncio.Event()
+    tries: list[int] = []
+
+    @perdure.tool(risk="high", retries=3)
+    async def pay() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            has_failed.set()
+            raise perdure.NotApplied("no connection")
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        beside = asyncio.create_task(pay())
+        await has_failed.wait()
+        await asyncio.sleep(0)
+        beside.cancel()
+        return "went on"
+
+    await house.hire(host)
+    task = await house.client.start(host)
+
+    assert await task.result() == "went on"
+    assert tries == [1]
+    assert house.kinds(task).count("question_opened") == 0

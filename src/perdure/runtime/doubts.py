@@ -82,6 +82,8 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
         # Declared idempotent: one token has one effect, whoever runs it again.
         return await live.run(attempt, call, key=step.key, body=body, record=record)
     cause = f"attempt {record.attempt} ended between its start and its outcome"
+    if record.attempt == attempt.task.attempt:
+        cause = "the call around it was cut off between its start and its outcome"
     matter = _Matter(call, step, record.attempt, record.timestamp, cause)
     return await _settle(attempt, matter)
 

@@ -57,8 +57,11 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
             new = new_task(agent, key=_child_key(step), secrets=call.secrets)
             attempt.journal.runs_live()
             attempt.journal.may_have_children = True
+            journal = attempt.journal
             try:
-                admitted = await attempt.journal.write(admission.admit_children, attempt.journal.fence, [(step, new)])
+                # Followed: the task is not to end before a child that is just being admitted.
+                admit = journal.write(admission.admit_children, journal.fence, [(step, new)])
+                admitted = await journal.followed(key, admit)
             except Refused as refused:
                 # On record, so that an agent that goes on without this child does so on every replay.
                 await live.fail_call(attempt, call, step, refused, begun=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perdure import codec, phrases
@@ -44,6 +44,7 @@ _COMPLETED = Note(NoteKind.TURN_COMPLETED, codec.encode({"outcome": "completed"}
 async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None:
     """Write what became of a task whose agent has ended by itself. Cancelled when the attempt is stopped meanwhile."""
     await attempt.close_calls()
+    await attempt.journal.until_written()
     stored = b""
     if error is None:
         try:
@@ -108,14 +109,13 @@ async def set_apart(attempt: Attempt, why: Damaged | Refused) -> None:
 
 async def _complete(attempt: Attempt, stored: bytes) -> None:
     journal = attempt.journal
-    notes = [*journal.take_notes(), _COMPLETED]
     result = codec.pack(stored)
     try:
-        if await _complete_together(attempt, result, notes) or await _write(
-            attempt, ends.complete, journal.fence, result, notes=notes, risk_seen=journal.risk_seen
+        if await _complete_together(attempt, result) or await _write(
+            attempt, ends.complete, journal.fence, result, notes=[_COMPLETED], risk_seen=journal.risk_seen
         ):
             attempt.outcome = TaskStatus.COMPLETED, None
-    except RefusedBySchema as refused:  # Its result, or a note, cannot be stored.
+    except RefusedBySchema as refused:  # Its result cannot be stored.
         await _fail(attempt, refused)
     except InvariantError:
         log.exception("task %s cannot complete; it is looked at again", attempt.task.id)
@@ -123,13 +123,13 @@ async def _complete(attempt: Attempt, stored: bytes) -> None:
         await _write(attempt, tasks.interrupt, attempt.task.id, journal.fence.execution_id, reason=reason)
 
 
-async def _complete_together(attempt: Attempt, result: codec.Packed, notes: Sequence[Note]) -> bool:
+async def _complete_together(attempt: Attempt, result: codec.Packed) -> bool:
     """Complete the task in one write with others; False when it is none of which that can be done."""
-    if len(notes) != 1 or attempt.task.parent_task_id is not None:
+    if attempt.task.parent_task_id is not None:
         return False
     await attempt.host.until_streamed(attempt)
     journal = attempt.journal
-    one = Completion(journal.fence, result, notes[0], risk_seen=journal.risk_seen)
+    one = Completion(journal.fence, result, _COMPLETED, risk_seen=journal.risk_seen)
     attempt.is_writing_end = True
     try:
         return await attempt.host.complete_together(one)
@@ -143,8 +143,7 @@ async def _fail(attempt: Attempt, exc: BaseException) -> None:
     policy = RetryPolicy(retries=attempt.definition.retries)
     if attempt.is_final(exc) or not should_retry(policy, _class_of(exc), task.failures):
         _log_failure(attempt, exc)
-        notes = journal.take_notes()
-        if await _write(attempt, ends.fail, journal.fence, error, notes=notes, risk_seen=journal.risk_seen):
+        if await _write(attempt, ends.fail, journal.fence, error, risk_seen=journal.risk_seen):
             attempt.outcome = TaskStatus.FAILED, error
         return
     wait_s = delay_s(policy, task.failures, attempt.host.random)

@@ -7,7 +7,7 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,8 +15,8 @@ from msgspec import structs
 
 from perdure import codec
 from perdure.ambient import Scope
-from perdure.errors import AmbiguousStep, PerdureError, RefusedBySchema, StoreBusy, StoreError
-from perdure.model.step import Note, Step
+from perdure.errors import AmbiguousStep, RefusedBySchema, StoreBusy, StoreError
+from perdure.model.step import Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.call import Call
@@ -49,12 +49,11 @@ class Journal:
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
         self._open_alike: dict[tuple[str, str], int] = {}
-        self._open_keyed: dict[str, tuple[str, str]] = {}
+        self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._made_in: dict[str, Scope] = {}  # where each of these was made
-        # Records of calls inside others that are on their way.
-        self._writing: dict[str, asyncio.Task[steps.Written]] = {}
-        self._notes: list[Note] = []
+        # Writes under way of calls above low risk, and of those inside others.
+        self._writing: dict[str, asyncio.Future[Any]] = {}
         self._on_store_error = on_store_error
 
     async def load(self, trace: traces.Trace | None = None) -> None:
@@ -133,8 +132,8 @@ class Journal:
         check_id(call.key, "key")
         place = f"{parent}@{call.key}"
         key = named_key(parent, call.key, self._occurrences.number(parent, "", place))
-        open_one = self._open_keyed.get(place)
-        if open_one is not None and open_one != (call.name, digest) and not self._is_known(key):
+        others = self._open_keyed.get(place, {}).values()
+        if any(one != (call.name, digest) for one in others) and not self._is_known(key):
             self._occurrences.take_back(parent, "", place)
             raise AmbiguousStep(
                 f"key {call.key!r} names another call that is still open: after a restart their results could be "
@@ -171,7 +170,7 @@ class Journal:
         if parent:
             self.records.open(key, parent)
         if call.key is not None:
-            self._open_keyed[f"{parent}@{call.key}"] = (call.name, codec.digest(body))
+            self._open_keyed.setdefault(f"{parent}@{call.key}", {})[key] = (call.name, codec.digest(body))
         elif not call.input:
             self._open_alike[parent, call.name] = self._open_alike.get((parent, call.name), 0) + 1
 
@@ -187,7 +186,7 @@ class Journal:
         if (running := self._running.pop(key, None)) is not None:
             running.set_result(None)
         if call.key is not None:
-            self._open_keyed.pop(f"{parent}@{call.key}", None)
+            self._open_keyed[f"{parent}@{call.key}"].pop(key, None)
         elif not call.input:
             self._open_alike[parent, call.name] -= 1
 
@@ -210,6 +209,11 @@ class Journal:
             if running is None:
                 running = self._running[key] = asyncio.get_running_loop().create_future()
             await asyncio.wait({running})
+
+    async def until_written(self) -> None:
+        """Wait for what is still being written of calls whose callers are gone."""
+        while self._writing:
+            await asyncio.wait(self._writing.values())
 
     def restart(self, key: str) -> None:
         """The call with this key begins anew: the calls it makes are found again from the first."""
@@ -283,40 +287,41 @@ class Journal:
         else:
             submit = partial(aio.submit, self.store, steps.begin, self.fence, step, place=self._place)
             put = partial(self._written, partial(submit, question_id=question_id, counts=counts))
-        index, self.last_seq = await (self._kept(step, None, put) if scope_of(step.key) else put())
+        index, self.last_seq = await self._put(step, None, put)
         return index
 
     async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
-        """Make a call's outcome durable, with the notes that belong to it."""
-        notes, self._notes = self._notes, []
-        if notes:
-            result = structs.replace(result, notes=(*result.notes, *notes))
-        try:
-            if not begun and outcomes.is_plain(result, self._place):
-                outcome = outcomes.Outcome(self.fence, step, result, self._place)
-                put = partial(self._written, partial(aio.submit_joint, self.store, outcomes.RECORD, outcome))
-            else:
-                complete = partial(aio.submit, self.store, steps.complete, self.fence, step, result, begun=begun)
-                put = partial(self._written, partial(complete, place=self._place))
-            index, self.last_seq = await (self._kept(step, result, put) if scope_of(step.key) else put())
-            return index
-        except PerdureError:  # Refused, and nothing was written: the next step takes the notes.
-            self._notes = [*notes, *self._notes]
-            raise
+        """Make a call's outcome durable."""
+        if not begun and outcomes.is_plain(result, self._place):
+            outcome = outcomes.Outcome(self.fence, step, result, self._place)
+            put = partial(self._written, partial(aio.submit_joint, self.store, outcomes.RECORD, outcome))
+        else:
+            complete = partial(aio.submit, self.store, steps.complete, self.fence, step, result, begun=begun)
+            put = partial(self._written, partial(complete, place=self._place))
+        index, self.last_seq = await self._put(step, result, put)
+        return index
 
-    def _kept(
+    def _put(
         self, step: steps.NewStep, result: steps.Result | None, put: Callable[[], Awaitable[steps.Written]]
     ) -> Awaitable[steps.Written]:
-        """Write a step inside another call, which finds it again should it run a second time in this attempt."""
-        # In a task of its own: who is cancelled meanwhile does not cut off what the attempt knows of its record.
-        keeping = asyncio.get_running_loop().create_task(self._put_and_keep(step, result, put))
-        self._writing[step.key] = keeping
-        keeping.add_done_callback(lambda done: self._has_written(step.key, done))
-        return asyncio.shield(keeping)
+        if scope_of(step.key):
+            return self.followed(step.key, self._put_and_keep(step, result, put))
+        return put() if step.risk == Risk.LOW else self.followed(step.key, put())
+
+    def followed(self, key: str, writing: Awaitable[T]) -> Awaitable[T]:
+        """Write of a call in a task of its own, also when whoever waits for it is cancelled.
+
+        Until it is written, nobody looks what became of the call (`until_known`), nor how the task ends.
+        """
+        task = asyncio.ensure_future(writing)
+        self._writing[key] = task
+        task.add_done_callback(lambda done: self._has_written(key, done))
+        return asyncio.shield(task)
 
     async def _put_and_keep(
         self, step: steps.NewStep, result: steps.Result | None, put: Callable[[], Awaitable[steps.Written]]
     ) -> steps.Written:
+        """Write a step inside another call, which finds it again should it run a second time in this attempt."""
         began_ms = self.store.clock.now_ms()
         written = await put()
         attempt = self.task.attempt
@@ -325,13 +330,18 @@ class Journal:
         )
         return written
 
-    def takes_over(self, key: str, *, began_ms: int) -> None:
-        """This attempt holds an open call of an earlier one from here on, also should the call around it run again."""
-        record = self.records.find(key)
-        if record is not None:
+    async def take_over(self, step: steps.NewStep, *, question_id: str | None) -> None:
+        """This attempt holds from here on a call that another one had begun; the answer that allows it is used up."""
+        await self.followed(step.key, self._take_over(step, question_id))
+
+    async def _take_over(self, step: steps.NewStep, question_id: str | None) -> None:
+        began_ms = self.store.clock.now_ms()
+        await self.write(steps.begin_again, self.fence, step.key, step.try_number, question_id=question_id)
+        record = self.records.find(step.key)
+        if record is not None:  # Found also should the call around it run again.
             self.records.add(structs.replace(record, attempt=self.task.attempt, timestamp=began_ms))
 
-    def _has_written(self, key: str, done: asyncio.Task[steps.Written]) -> None:
+    def _has_written(self, key: str, done: asyncio.Future[Any]) -> None:
         if self._writing.get(key) is done:
             del self._writing[key]
         if not done.cancelled():
@@ -347,16 +357,6 @@ class Journal:
         record = structs.replace(record, risk=str(call.risk), token=token)
         self.records.add(record)
         return record
-
-    def note(self, note: Note) -> None:
-        """Keep a note for the next step; nothing is noted while records answer."""
-        if self.is_live:
-            self._notes.append(note)
-
-    def take_notes(self) -> Sequence[Note]:
-        """What no step has taken, for the end of the attempt."""
-        notes, self._notes = self._notes, []
-        return notes
 
     def try_of(self, record: Step | None) -> int:
         """The number of the try that a call begins now.

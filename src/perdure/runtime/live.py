@@ -65,12 +65,18 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
     is_dangerous = call.risk is not Risk.LOW
     token = journal.token_for(record) if is_dangerous else None
     step = journal.step(call, key=key, body=body, try_number=journal.try_of(record), token=token)
-    approval_id = attempt.allowed.pop(key, None)
-    if call.needs_approval and not begun:
-        approval_id = (await ask_first(attempt, call, step)).id
+    try:
+        approval_id = attempt.allowed.pop(key, None)
+        if call.needs_approval and not begun:
+            approval_id = (await ask_first(attempt, call, step)).id
+        if is_dangerous:
+            await attempt.host.until_may_call()
+            ambient.refuse_cut_off()  # While a person was asked, say.
+    except asyncio.CancelledError:
+        if not begun:
+            attempt.spending.give_back(call)
+        raise
     if is_dangerous:
-        await attempt.host.until_may_call()
-        ambient.refuse_cut_off()  # While a person was asked, say.
         # Known before it is written: a branch that is cancelled meanwhile leaves it on record all the same.
         attempt.intents[key] = call, step
         if begun:
@@ -104,10 +110,13 @@ async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_
 
 async def take_over(attempt: Attempt, step: steps.NewStep, *, question_id: str | None) -> None:
     """This attempt holds from here on a call that another one had begun; the answer that allows it is used up."""
-    journal = attempt.journal
-    began_ms = journal.store.clock.now_ms()
-    await journal.write(steps.begin_again, journal.fence, step.key, step.try_number, question_id=question_id)
-    journal.takes_over(step.key, began_ms=began_ms)
+    try:
+        await attempt.journal.take_over(step, question_id=question_id)
+    except asyncio.CancelledError:
+        # It may be this attempt's by now. That the other one's did not happen is known only from high up.
+        if Risk.parse(step.risk) >= Risk.HIGH:
+            attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+        raise
     attempt.host.in_flight.forget(attempt.task.id, step.key)
 
 
@@ -176,7 +185,7 @@ async def complete_call(
 ) -> Any:
     """Put a result on record and return it as it will come back: live and replay agree.
 
-    `is_found_out`: the call was made by an earlier attempt, and only its outcome is told now.
+    `is_found_out`: the call was made before, by this attempt or an earlier one, and only its outcome is told now.
     """
     limit, stored = attempt.host.settings.payload_limit_bytes, b""
     try:
@@ -281,9 +290,16 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
             raise
         if not _may_repeat(attempt, call, failed, number, retries):
             raise failed
-        await until_again(attempt, call, failed, number, retries)
-        if call.is_dangerous:
-            await attempt.host.until_may_call()
+        try:
+            await until_again(attempt, call, failed, number, retries)
+            if call.is_dangerous:
+                await attempt.host.until_may_call()
+                attempt.check()
+                ambient.refuse_cut_off()
+        except asyncio.CancelledError:
+            if call.is_dangerous:  # What the last try came to is known, and nobody need be asked.
+                _keep_word_of_try(attempt, call, step, failed)
+            raise
     raise AssertionError("the last try raises")
 
 
@@ -320,14 +336,26 @@ def _may_repeat(attempt: Attempt, call: Call, failed: Exception, number: int, re
     if call.kind is StepKind.VALUE or attempt.knows(failed):
         return False
     # A medium call is declared idempotent: it may simply be tried again, also when nobody knows whether it happened.
-    is_unclear = isinstance(failed, (CutOff, CancelledInside, *call.ambiguous))
-    if isinstance(failed, NotApplied) or (is_unclear and call.risk < Risk.HIGH):
+    if isinstance(failed, NotApplied) or (_is_unclear(call, failed) and call.risk < Risk.HIGH):
         kind = ErrorClass.RETRIABLE
     elif call.risk < Risk.HIGH:
         kind = classify(failed)
     else:
         return False  # From high up an exception is the outcome, unless the tool says that nothing happened.
     return should_retry(RetryPolicy(retries=retries), kind, number)
+
+
+def _is_unclear(call: Call, failed: Exception) -> bool:
+    """Whether this error leaves open what the call has done."""
+    return isinstance(failed, (CutOff, CancelledInside, *call.ambiguous))
+
+
+def _keep_word_of_try(attempt: Attempt, call: Call, step: steps.NewStep, failed: Exception) -> None:
+    if isinstance(failed, NotApplied):
+        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+    elif not _is_unclear(call, failed):
+        body = stand_ins.to_body(stand_ins.describe(failed, secrets=call.secrets))
+        attempt.host.in_flight.keep(_word(attempt, step, WordKind.FAILED, body))
 
 
 class _Cut(Exception):

@@ -59,7 +59,7 @@ class Result(Struct, frozen=True, kw_only=True):
     usage: Usage = _NO_USAGE
     notes: Sequence[Note] = ()
     question_id: str | None = None  # the question this outcome uses up
-    is_found_out: bool = False  # the call was made by an earlier attempt: a person or a look told how it ended
+    is_found_out: bool = False  # the call was made before: a person, a look or a last word told how it ended
     delivery: int | None = None  # the delivery this outcome takes
     event: tuple[str, Any] | None = None  # a skeleton event of the agent's own, told with this outcome
     took_ms: int = 0  # by then it had begun so long ago; for a call that is put on record only now
