@@ -80,7 +80,7 @@ async def _until_done(
             # Whoever called goes away. A thread cannot be cut: it counts as running until it has returned.
             if isinstance(running, asyncio.Task):
                 running.cancel()
-            running.add_done_callback(_heard)
+            running.add_done_callback(heard)
             if call.is_dangerous:
                 in_flight.leave(place, running, lambda ended: _last_word(call, ended))
     if not is_done:
@@ -107,7 +107,7 @@ async def until_done(running: asyncio.Future[Any]) -> None:
         running.remove_done_callback(tell)
 
 
-def _heard(ended: asyncio.Future[Any]) -> None:
+def heard(ended: asyncio.Future[Any]) -> None:
     """Look at what nobody waits for, or asyncio says of its error that it was never retrieved."""
     if not ended.cancelled():
         ended.exception()
