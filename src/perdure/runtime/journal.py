@@ -50,6 +50,7 @@ class Journal:
         self._occurrences = Occurrences()
         self._open_alike: dict[tuple[str, str], int] = {}
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
+        self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._made_in: dict[str, Scope] = {}  # where each of these was made
         # Writes under way of calls above low risk, and of those inside others.
@@ -132,6 +133,13 @@ class Journal:
         check_id(call.key, "key")
         place = f"{parent}@{call.key}"
         key = named_key(parent, call.key, self._occurrences.number(parent, "", place))
+        if (name := self._keyed.setdefault(place, call.name)) != call.name:
+            self._occurrences.take_back(parent, "", place)
+            raise AmbiguousStep(
+                f"key {call.key!r} names a call of {name} already, and {call.name} would be given what that returned. "
+                f"Give each a key of its own.",
+                field="key",
+            )
         others = self._open_keyed.get(place, {}).values()
         if any(one != (call.name, digest) for one in others) and not self._is_known(key):
             self._occurrences.take_back(parent, "", place)
