@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
@@ -59,6 +60,7 @@ class Scope(Struct):
     is_look: bool = False  # inside reconcile: what is called there is called afresh, and stands on no record
     has_returned: bool = False  # what it left running begins nothing once the attempt ends
     is_over: bool = False  # it was cut off, or is tried again
+    main: asyncio.Task[Any] | None = None  # runs it, one call after the other; None where a thread does
 
     @property
     def is_cut_off(self) -> bool:
@@ -70,6 +72,23 @@ class Scope(Struct):
 
 
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)  # read at once where each call comes by
+
+
+# What a branch has called so far, that is code of a scope in an asyncio task beside the one that runs it.
+_branch: ContextVar[tuple[Scope, bytes] | None] = ContextVar("perdure_branch", default=None)
+
+
+def branch(scope: Scope) -> bytes | None:
+    """A digest of what the running branch of this scope has called so far; None outside branches."""
+    if scope.main is None or asyncio.current_task() is scope.main:
+        return None
+    known = _branch.get()
+    return known[1] if known is not None and known[0] is scope else b""
+
+
+def go_on(scope: Scope, before: bytes, told: str) -> None:
+    """The running branch has called this, too; so have those that it begins from here on."""
+    _branch.set((scope, hashlib.blake2b(before + told.encode(), digest_size=8).digest()))
 
 
 def scope() -> Scope | None:

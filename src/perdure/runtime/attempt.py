@@ -211,14 +211,16 @@ class Attempt:
     def _start_agent(self) -> asyncio.Future[Any]:
         """The agent in its own asyncio task or thread."""
         context = contextvars.copy_context()
-        context.run(ambient.enter, ambient.Scope(self))
+        scope = ambient.Scope(self)
+        context.run(ambient.enter, scope)
         fn = self.definition.fn
         try:
             args, kwargs = self._arguments()
             if not self.definition.is_async:
                 run = contained_in_thread(fn, *args, **kwargs)
                 return start_thread(run, context=context, name=self.definition.name)
-            return self._loop.create_task(contained(fn, *args, **kwargs), context=context)
+            scope.main = self._loop.create_task(contained(fn, *args, **kwargs), context=context)
+            return scope.main
         except Exception as exc:  # noqa: BLE001  # Arguments that do not fit its signature: the task fails by them.
             failed: asyncio.Future[Any] = self._loop.create_future()
             failed.set_exception(exc)
