@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import pytest
 from perdure.clock import FakeClock, SeededIds
 from perdure.errors import StoreBusy, StoreClosed, StoreError, StoreFull
 from perdure.settings import Settings
-from perdure.store import Store, open_store
+from perdure.store import Store, checkpointer, open_store
 from perdure.store.database import Transaction
 from perdure.store.sqlite_file import is_empty
 from perdure.store.waiters import ThreadWaiter
@@ -265,6 +267,30 @@ def test_the_log_stays_below_its_cap(store: Store, tmp_db: Path, way: str) -> No
     assert log.stat().st_size < 70 << 20
     store.close()
     assert not log.exists()
+
+
+def test_a_reader_that_holds_the_log_holds_up_no_commit_and_the_log_is_cut_when_it_has_gone(
+    store: Store, tmp_db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_CAP_BYTES", 1 << 20)
+    log = tmp_db.with_name(f"{tmp_db.name}-wal")
+    body = os.urandom(1_000_000)
+    settings = Settings(busy_s=30)  # so long would a commit take that waits for the reader
+    with open_store(str(tmp_db), settings=settings) as patient, closing(apsw.Connection(str(tmp_db))) as reader:
+        reader.execute("BEGIN; SELECT count(*) FROM tasks").fetchall()
+        began = time.monotonic()
+        for number in range(12):
+            patient.call(put_body, key=f"{number}", body=body)
+            store.call(put, f"of another process {number}")  # It would be refused after 0.2 s.
+
+        assert time.monotonic() - began < 20
+        assert log.stat().st_size > 10 << 20
+
+        reader.execute("ROLLBACK")
+        for number in range(12):
+            patient.call(put_body, key=f"after {number}", body=body)
+
+        assert log.stat().st_size < 12 << 20
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class SqliteDatabase:
         try:
             self._file = Forks.opening(path) if path and not vfs else None
             self._connection = self._open_writer()
-            self._checkpointer = self._open_checkpointer() if path and not vfs else None
+            self._checkpointer = None if self._lock is None else self._open_checkpointer(self._lock)
         except BaseException:
             self._let_go_of_file()
             raise
@@ -365,9 +365,9 @@ class SqliteDatabase:
             if self._lock is not None:
                 self._lock.drop()
 
-    def _open_checkpointer(self) -> Checkpointer:
+    def _open_checkpointer(self, lock: WriterLock) -> Checkpointer:
         try:
-            return Checkpointer(self._new_connection, writer=self._connection)
+            return Checkpointer(self._new_connection, writer=self._connection, lock=lock)
         except apsw.Error as error:
             self._connection.close()
             raise translate(error, self.url) from error
