@@ -144,6 +144,69 @@ def test_the_lock_excludes_after_a_wait_was_given_up(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_lock_that_is_closed_while_its_thread_waits_closes_no_file_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    lock = WriterLock(tmp_path / "lock", busy_s=0.05)
+    with pytest.raises(StoreBusy):
+        lock.take()  # its thread waits on
+    really_release, opened = lock._wanted.release, list[int]()
+
+    def release_while_the_holder_does() -> None:
+        really_release()
+        fcntl.flock(holder, fcntl.LOCK_UN)
+        assert lock._thread is not None
+        lock._thread.join(10)
+        opened.append(os.open(tmp_path / "another", os.O_RDWR | os.O_CREAT))
+
+    monkeypatch.setattr(lock._wanted, "release", release_while_the_holder_does)
+    lock.close()
+
+    for one in (holder, *opened):
+        os.close(one)
+
+
+def test_a_wait_that_is_interrupted_locks_no_file_but_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (WriterLock(tmp_path / "lock", busy_s=10) for _ in range(2))
+    first.take()
+
+    def interrupt(**_options: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(second._granted, "acquire", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        second.take()
+
+    second.close()
+    another = os.open(tmp_path / "another", os.O_RDWR | os.O_CREAT)
+    assert another != second._fd  # to which its thread goes on to wait
+    first.drop()
+    assert second._thread is not None
+    second._thread.join(10)
+    assert not second._thread.is_alive()
+    first.take()
+    first.close()
+    os.close(another)
+
+
+def test_a_childs_child_keeps_its_files_though_its_parent_had_a_store_open(store: Store, tmp_path: Path) -> None:
+    assert store.call(put, "a") == "a"
+
+    def fork_again(_number: int) -> None:
+        own = [os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT) for _ in range(4)]
+
+        def look(_number: int) -> None:
+            for one in own:
+                os.fstat(one)
+
+        assert run_together(1, look) == []
+
+    assert run_together(1, fork_again) == []
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_lock_that_fails_once_is_told_and_the_writer_goes_on(
     store: Store, tmp_db: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
