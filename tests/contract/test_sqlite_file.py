@@ -24,6 +24,7 @@ from perdure.settings import Settings
 from perdure.store import Store, checkpointer, open_store
 from perdure.store.database import Transaction
 from perdure.store.sqlite_file import is_empty
+from perdure.store.sqlite_transaction import SqliteTransaction
 from perdure.store.waiters import ThreadWaiter
 from perdure.store.writer_lock import WriterLock
 from tests.children import Script, run_together
@@ -302,6 +303,31 @@ def test_a_call_that_closing_overtakes_is_answered(store: Store, monkeypatch: py
 
     with pytest.raises(StoreClosed):
         waiter.wait()
+
+
+def test_a_reader_that_cannot_end_its_transaction_reads_no_old_snapshot_later(store: Store) -> None:
+    def keep(operation: int, word: str | None, *_: object) -> int:
+        is_rollback = operation == apsw.SQLITE_TRANSACTION and word == "ROLLBACK"
+        return apsw.SQLITE_DENY if is_rollback else apsw.SQLITE_OK
+
+    both, begun = threading.Barrier(2), threading.Event()
+
+    def spoil(tx: Transaction) -> list[str]:
+        assert isinstance(tx, SqliteTransaction)
+        tx._connection.authorizer = keep
+        begun.set()
+        both.wait(10)
+        return keys(tx)
+
+    waiters: list[ThreadWaiter[list[str]]] = [ThreadWaiter() for _ in range(2)]
+    store.database.read(spoil, waiters[0])
+    assert begun.wait(10)
+    store.database.read(spoil, waiters[1])  # by the other thread, for the first one waits
+    assert [one.wait() for one in waiters] == [[], []]
+
+    store.call(put, "a")
+
+    assert [store.read(keys) for _ in range(4)] == [["a"]] * 4
 
 
 def test_processes_that_write_at_once_share_the_file(tmp_db: Path) -> None:
