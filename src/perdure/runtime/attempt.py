@@ -443,7 +443,11 @@ class Attempt:
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
             if self.stopping in (Stop.RELEASE, Stop.SUSPEND, Stop.INTERRUPT):
                 raise Suspend("this task is set aside; it goes on from its records later") from None
-            raise Cancelled("this task has ended or belongs to another worker now") from None
+            if self.has_ended:
+                raise Cancelled("this task is over, or belongs to another worker now") from None
+            scope = ambient.scope()
+            is_cut_off = scope is not None and scope.is_cut_off
+            raise Cancelled(ambient.CUT_OFF if is_cut_off else "what was called here has been cancelled") from None
 
     def _bridge(self, task: asyncio.Task[Any]) -> None:
         self._bridged.add(task)
