@@ -327,13 +327,13 @@ class Attempt:
         self.stop(Stop.LOST)
 
     @property
-    def has_ended(self) -> bool:
+    def is_to_end(self) -> bool:
         """Whether the attempt is to end, so that no call starts any more."""
         return self.stopping is not None or self.done.is_set()
 
     def check(self) -> None:
         """Raise CancelledError once the attempt is to end."""
-        if self.has_ended:
+        if self.is_to_end:
             raise asyncio.CancelledError(_ENDED)
 
     async def turn_away(self, why: str = _ENDED) -> NoReturn:
@@ -443,7 +443,7 @@ class Attempt:
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
             if self.stopping in (Stop.RELEASE, Stop.SUSPEND, Stop.INTERRUPT):
                 raise Suspend("this task is set aside; it goes on from its records later") from None
-            if self.has_ended:
+            if self.is_to_end:
                 raise Cancelled("this task is over, or belongs to another worker now") from None
             scope = ambient.scope()
             is_cut_off = scope is not None and scope.is_cut_off

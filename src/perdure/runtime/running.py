@@ -44,7 +44,7 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
             raise _exit_called(left) from left
         except asyncio.CancelledError as cut:
             # Whoever wants it to end has cancelled its asyncio task, or refuses the calls that are made inside.
-            if is_cancelled() or attempt.has_ended or scope.is_cut_off:
+            if is_cancelled() or attempt.is_to_end or scope.is_cut_off:
                 raise
             raise _cancelled_inside(call) from cut
         finally:
