@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -237,8 +238,8 @@ async def _work(app: App, shown: Commands, *, as_json: bool) -> int:
     async with app:
         told: dict[str, Any] = {"counts_only": True, "tells_completed": sys.stderr.isatty(), "say": screen.note}
         news = News(commands=shown, read=app.read, **told)
-        hear = _put_event if as_json else news.hear
         stopped = asyncio.Event()
+        hear = partial(_put_while_read, stopped.set) if as_json else news.hear
         ended: Worker | None = None
         began = 0.0
         loop = asyncio.get_running_loop()
@@ -261,6 +262,13 @@ async def _work(app: App, shown: Commands, *, as_json: bool) -> int:
             took = phrases.duration(took_s * 1000)
             screen.put(f"{handed_back:,} handed back between two steps, {interrupted:,} interrupted ({took})")
         return 0
+
+
+def _put_while_read(stop: Callable[[], None], what: str, facts: Mapping[str, Any]) -> None:
+    try:
+        _put_event(what, facts)
+    except BrokenPipeError:  # Whoever read our output has gone.
+        stop()
 
 
 def _put_event(what: str, facts: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ class Run(Protocol):
 
 async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     """Answer or run one call. Raises what the call raised, as a stand-in that is the same on replay."""
-    if attempt.has_ended:
+    if attempt.is_to_end:
         await attempt.turn_away()
     if not attempt.is_on_loop:
         raise WrongThread(

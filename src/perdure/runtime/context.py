@@ -141,7 +141,7 @@ async def message(role: str, content: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    if attempt.has_ended:
+    if attempt.is_to_end:
         await attempt.turn_away()
     if role not in ROLES:
         raise BadInput(f"role is {role!r}; give {', '.join(ROLES[:-1])} or {ROLES[-1]}", field="role")
@@ -156,7 +156,7 @@ async def checkpoint(state: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    if attempt.has_ended:
+    if attempt.is_to_end:
         await attempt.turn_away()
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(_encoded(state))
@@ -204,7 +204,7 @@ async def read_artifact(sha256: str, /) -> bytes:
     Raises NotFound, and NotInTask outside a task: there ask `Client.artifact`.
     """
     attempt = _attempt("read_artifact")
-    if attempt.has_ended:
+    if attempt.is_to_end:
         await attempt.turn_away()
     return await attempt.journal.read(artifacts.get, sha256)
 

@@ -168,7 +168,7 @@ async def _all_the_same(attempt: Attempt, taking: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         scope = ambient.scope()
         # Then the same call is made again, and finds its record.
-        if attempt.has_ended or (scope is not None and scope.is_cut_off):
+        if attempt.is_to_end or (scope is not None and scope.is_cut_off):
             raise
         await asyncio.wait({task})
         if task.cancelled() or task.exception() is not None:

@@ -43,6 +43,11 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
             return await call.fn(*call.args, **call.kwargs)
         except SystemExit as left:
             raise _exit_called(left) from left
+        except asyncio.CancelledError as cut:
+            # Whoever wants it to end has cancelled its asyncio task, or refuses the calls that are made inside.
+            if is_cancelled() or attempt.is_to_end or scope.is_cut_off:
+                raise
+            raise _cancelled_inside(call) from cut
         finally:
             ambient.current.reset(inside)
     context = contextvars.copy_context()
@@ -87,8 +92,18 @@ async def _until_done(
     if not is_done:
         raise CutOff(f"{call.name} did not return within {call.timeout_s:g} s")
     if running.cancelled():
-        raise CancelledInside(f"{call.name} was cancelled from inside")
+        raise _cancelled_inside(call)
     return running.result()
+
+
+def is_cancelled() -> bool:
+    """Whether somebody wants the running asyncio task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cancelled_inside(call: Call) -> CancelledInside:
+    return CancelledInside(f"{call.name} was cancelled from inside")
 
 
 async def until_done(running: asyncio.Future[Any]) -> None:
