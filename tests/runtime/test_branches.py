@@ -108,8 +108,13 @@ async def test_branches_that_call_alike_what_is_not_the_same_are_refused(
     async def pay_into(account: object, amount: int) -> str:
         return account.pay(amount) if isinstance(account, Account) else pay(ledger, str(account), amount)
 
-    async def branch(owner: str, wait_s: float) -> str:
+    @perdure.tool(risk="low")
+    async def search(owner: str, wait_s: float) -> str:
         await asyncio.sleep(wait_s)
+        return owner
+
+    async def branch(owner: str, wait_s: float) -> str:
+        await search(owner, wait_s)
         match differs:
             case "bound":
                 return await perdure.step("pay", Account(ledger, owner).pay, 5)
@@ -137,8 +142,12 @@ async def test_branches_may_call_the_same_alike(house: Theatre, ledger: Ledger) 
     async def pay_into(account: Account, amount: int) -> str:
         return account.pay(amount)
 
-    async def branch(wait_s: float) -> list[str]:
+    @perdure.tool(risk="low")
+    async def wait(wait_s: float) -> None:
         await asyncio.sleep(wait_s)
+
+    async def branch(wait_s: float) -> list[str]:
+        await wait(wait_s)
         return [await pay_into(shared, 5), await perdure.step("pay", shared.pay, 5)]
 
     @perdure.agent
@@ -151,7 +160,10 @@ async def test_branches_may_call_the_same_alike(house: Theatre, ledger: Ledger) 
 async def test_one_call_after_the_other_needs_no_key_whatever_it_hides(house: Theatre, ledger: Ledger) -> None:
     @perdure.agent
     async def host() -> list[str]:
-        paid = [await perdure.step("pay", Account(ledger, owner).pay, 5) for owner in ("ana", "ben")]
+        async def branch() -> list[str]:
+            return [await perdure.step("pay", Account(ledger, owner).pay, 5) for owner in ("ana", "ben")]
+
+        (paid,) = await asyncio.gather(branch())
         for owner in ("cid", "dan"):
             paid.append(await asyncio.wait_for(perdure.step("pay", functools.partial(pay, ledger, owner, 5)), 9))
         return paid

@@ -30,8 +30,8 @@ async def test_a_key_of_two_open_calls_names_no_third_while_one_of_them_is_open(
     @perdure.agent
     async def host() -> str:
         async def branch() -> int:
-            await look.options(key="k")(1)
-            return await look.options(key="k")(2)
+            await asyncio.ensure_future(look.options(key="k")(1))
+            return await asyncio.ensure_future(look.options(key="k")(2))
 
         beside = asyncio.create_task(branch())
         await asyncio.sleep(0)

@@ -53,8 +53,7 @@ class Journal:
         self._open_alike: dict[str, int] = defaultdict(int)  # calls without input, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
-        # By the call around them, what distinguished the last call of its kind in a branch, and by whom it was made.
-        self._hidden: dict[str, dict[tuple[str, str], tuple[Any, weakref.ref[Any]]]] = defaultdict(dict)
+        self._made_in_branches: dict[str, dict[tuple[str, str], _Made]] = defaultdict(dict)  # the last of each kind
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._made_in: dict[str, Scope] = {}  # where each of these was made
         # Writes under way of calls above low risk, and of those inside others.
@@ -136,7 +135,7 @@ class Journal:
         """
         digest = codec.digest(body if call.input or call.key or not branch else body + branch)
         if branch is not None and (call.input or call.key):
-            self._refuse_alike(call, body, digest, parent)
+            self._refuse_alike(call, body, digest, parent, branch)
         if call.key is None:
             return self._key_by_input(call, digest, parent)
         check_id(call.key, "key")
@@ -171,22 +170,23 @@ class Journal:
             )
         return key
 
-    def _refuse_alike(self, call: Call, body: bytes, digest: str, parent: str) -> None:
+    def _refuse_alike(self, call: Call, body: bytes, digest: str, parent: str, branch: bytes) -> None:
         """Refuse a call that differs from one of another branch, and in nothing that is recorded.
 
         On replay the branches may come in another order, and each would be given the other's result.
         """
-        hidden = digest if call.key is not None else call.hidden(body)
-        place, task = (call.name, call.key or digest), weakref.ref(asyncio.current_task() or self)
-        known, by = self._hidden[parent].setdefault(place, (hidden, task))
-        if by() is not task() and not _is_same(known, hidden):
-            what = "in what is not recorded (an object, a secret)" if call.key is None else "in input"
+        what_differs = digest if call.key is not None else call.hidden(body)
+        if not any(what_differs):
+            return
+        made, place = _Made(what_differs, branch, asyncio.current_task()), (call.name, call.key or digest)
+        if made.may_be_swapped_with(self._made_in_branches[parent].get(place)):
+            where = "in what is not recorded (an object, a secret)" if call.key is None else "in input"
             raise AmbiguousStep(
-                f"two branches call {call.name} alike, but {what} they differ: after a restart their results could be "
+                f"two branches call {call.name} alike, but {where} they differ: after a restart their results could be "
                 f"swapped. Give each a key of its own: .options(key=…)",
                 field="key",
             )
-        self._hidden[parent][place] = hidden, task
+        self._made_in_branches[parent][place] = made
 
     def _is_known(self, key: str) -> bool:
         """Whether this is no second call beside an open one, but that very one, or one this attempt has had: made anew.
@@ -252,7 +252,7 @@ class Journal:
     def restart(self, key: str) -> None:
         """The call with this key begins anew: the calls it makes are found again from the first."""
         self._occurrences.restart(key)
-        self._hidden.pop(key, None)
+        self._made_in_branches.pop(key, None)
         if self.records.begin_anew(key):
             self.has_history = True  # One that is not among those it had made may be one of them, made otherwise.
 
@@ -409,6 +409,27 @@ class Journal:
 
 def _unnumbered(key: str) -> str:
     return key.rpartition("#")[0]
+
+
+class _Made:
+    """A call that was made in a branch: what distinguishes it, and what the branch had called before."""
+
+    __slots__ = ("_before", "_by", "_what")
+
+    def __init__(self, what: str | tuple[object, ...], before: bytes, by: asyncio.Task[Any] | None) -> None:
+        self._what, self._before, self._by = what, before, None if by is None else weakref.ref(by)
+
+    def may_be_swapped_with(self, last: _Made | None) -> bool:
+        """Whether both look alike and are not the same, and branches that race each other have made them.
+
+        Where both branches had called nothing else, they come in the order in which they were begun.
+        """
+        if last is None or last._before == self._before or self._is_same_task(last):
+            return False
+        return not _is_same(self._what, last._what)
+
+    def _is_same_task(self, last: _Made) -> bool:
+        return self._by is not None and last._by is not None and self._by() is last._by()
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import ambient, codec
-from perdure.errors import NotSerializable
+from perdure.errors import NotApplied, NotSerializable
 from perdure.model.task import MOST_USED, Usage
 from perdure.policy.risk import Risk
 from perdure.runtime import stand_ins
@@ -140,6 +140,8 @@ def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]
             return WordKind.COMPLETED, codec.mask(body, call.secrets)
     except NotSerializable as refused:
         exc = refused
+    if isinstance(exc, NotApplied):
+        return WordKind.NOT_CALLED, b""
     if not isinstance(exc, Exception) or isinstance(exc, call.ambiguous):
         return WordKind.CUT_OFF, b""
     return WordKind.FAILED, stand_ins.to_body(stand_ins.describe(exc, secrets=call.secrets))
