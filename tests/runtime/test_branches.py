@@ -197,3 +197,41 @@ async def test_the_tries_of_a_call_find_what_their_branches_had_made(house: Thea
 
     assert await house.play(host) == ["paid ben", "paid ana"]
     assert ledger.done == ["ana 5", "ben 5"]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_an_order_that_another_worker_of_a_queue_had_paid_is_asked_about(
+    house: Theatre, ledger: Ledger, is_done: bool
+) -> None:
+    orders: list[str] = []
+
+    @perdure.tool(risk="high")
+    async def settle(order: str) -> str:
+        ledger.note(order)
+        if not is_done:
+            await asyncio.sleep(1e6)
+        return order
+
+    @perdure.tool(risk="low")
+    async def work(n: int) -> list[str]:
+        await asyncio.sleep(5 if n == (len(house.actors) == 1) else 0)  # Another one is first after the kill.
+        done = []
+        while orders:
+            done.append(await settle(orders.pop()))
+            await asyncio.sleep(1e6)
+        return done
+
+    @perdure.agent
+    async def host() -> list[Any]:
+        orders[:] = ["o-1"]
+        return list(await perdure.gather(work(0), work(1)))
+
+    first = await house.hire(host)
+    await house.client.start(host)
+    await house.until(lambda: ledger.done)
+    await asyncio.sleep(1)
+    house.kill(first)
+    await house.hire(host)
+
+    assert "lies unused: settle(order=" in (await house.question()).text
+    assert ledger.done == ["o-1"]
