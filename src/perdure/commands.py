@@ -62,6 +62,10 @@ class Commands:
             case _:
                 return ((yes, "the task goes on"), (no, "the task fails"))
 
+    def whole(self, question_id: str) -> Way:
+        """The command that shows a question of which only a part was shown."""
+        return self.line(f"questions {question_id}"), "all of the question"
+
     def anyway(self, question_id: str) -> Way:
         """The command that runs a call again without proof that its old worker is dead."""
         return self.line(f"answer {question_id} --not-happened --anyway"), "run it without that proof"

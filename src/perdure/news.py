@@ -217,7 +217,7 @@ class News:
             return [*map(resumed_line, ours.values()), *questions]
         parts = [f"{len(resumed):,} resumed at step {_steps(resumed)}"] if resumed else []
         if waiting:
-            text = phrases.one_line(next(iter(waiting.values())).text)
+            text = phrases.asked(next(iter(waiting.values())).text)
             parts.append(f"{len(waiting):,} {'waits' if len(waiting) == 1 else 'wait'} for you: {text}")
         # What was handed back, or has its answer now, is only taken up again.
         has_crashed = not self._recovered.isdisjoint([*ours, *waiting])
@@ -279,9 +279,12 @@ def unmanned_line(facts: Mapping[str, Any]) -> str:
 def asked_lines(one: Asked, commands: Commands) -> list[str]:
     """What is asked, of whom, and under it the commands that answer, each on a line of its own."""
     wants = f"  ({one.wants})" if one.wants else ""
-    ways = as_lines(commands.answer(one.id, one.kind, results=one.results))
-    text = phrases.one_line(one.text, limit=400)
-    return [f"waits for {one.to or 'you'}: {text}{wants}", *(f"  {way}" for way in ways)]
+    ways = commands.answer(one.id, one.kind, results=one.results)
+    whole = [commands.whole(one.id)] if phrases.is_cut(one.text) else []
+    return [
+        f"waits for {one.to or 'you'}: {phrases.asked(one.text)}{wants}",
+        *(f"  {way}" for way in as_lines([*whole, *ways])),
+    ]
 
 
 def _looked_up(tx: Transaction, ids: list[str]) -> dict[str, Asked]:

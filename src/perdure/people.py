@@ -55,7 +55,7 @@ def answers(tx: Transaction, task: Task) -> Iterator[str]:
     """What became of a task's questions, oldest first: what was said, by whom, when and why."""
     for question in reversed(questions.of_task(tx, task.id)):
         if question.status is not QuestionStatus.OPEN:
-            yield f"{question.id} {phrases.one_line(question.text)} {said(tx, question)}"
+            yield f"{question.id} {phrases.asked(question.text)} {said(tx, question)}"
 
 
 def said(tx: Transaction, question: Question) -> str:

@@ -21,6 +21,7 @@ _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202
 _LATEST_MS: Final = 253_370_764_800_000  # the year 9999, beyond which no calendar goes
 _SHOWN_CHARS: Final = 60
 _CALL_CHARS: Final = 240
+_ASKED_CHARS: Final = 400
 # Errors that tell more of a call than that it failed.
 _OUTCOMES: Final = {
     "perdure.errors.Denied": "denied",
@@ -117,6 +118,16 @@ def one_line(text: str, *, limit: int = 200) -> str:
     """Text without line ends, cut to `limit` characters."""
     joined = " ".join(text.split())
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def asked(text: str) -> str:
+    """The text of a question on one line; of a long one its beginning and its end."""
+    return written.cut_in_middle(" ".join(text.split()), _ASKED_CHARS)
+
+
+def is_cut(text: str) -> bool:
+    """Whether `asked` does not tell all of a question: it is long, has lines, or leaves out some of an argument."""
+    return asked(text) != text.strip() or "…" in text
 
 
 def safe(text: str) -> str:

@@ -77,7 +77,7 @@ def _because(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> 
         case TaskStatus.IDLE | TaskStatus.SWAPPED:
             return "its session is paused"
         case TaskStatus.INTERRUPTED:
-            return _interrupted(tx, task)
+            return _interrupted(tx, task, view)
         case _:
             return _ended(tx, task, view.commands)
 
@@ -162,7 +162,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> 
         return f"it is to start {at}"
     asked = open_questions(tx, task)
     if asked:
-        return _are_open(asked)
+        return _are_open(asked, view.commands)
     nobody = _no_worker(tx, task, view)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
@@ -219,7 +219,11 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], view
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _are_open(still) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, view)}"
+            return (
+                _are_open(still, view.commands)
+                if still
+                else f"question {asked[0].id} is answered: {_goes_on(tx, task, view)}"
+            )
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -256,10 +260,10 @@ def _not_done(found: Sequence[Task], ids: Collection[str]) -> str:
     return f"{len(still)} of {phrases.count(len(found), 'child', 'children')} {are} not done: {names}"
 
 
-def _interrupted(tx: Transaction, task: Task) -> str:
+def _interrupted(tx: Transaction, task: Task, view: _View) -> str:
     asked = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
     if asked:
-        return _are_open(asked)
+        return _are_open(asked, view.commands)
     last = _last_attempt(tx, task)
     error = None if last is None else tasks.read_error(tx, last.error)
     why = f" ({error.message})" if error is not None and error.message else ""
@@ -283,12 +287,13 @@ def left_in_doubt(tx: Transaction, task: Task, *, commands: Commands = _MEANT) -
     return f"{phrases.count(len(left), 'call')} in doubt: {commands.line(f'why {task.id}')}" if left else ""
 
 
-def _are_open(asked: Sequence[Question]) -> str:
+def _are_open(asked: Sequence[Question], commands: Commands) -> str:
     """That questions are open: the text of the first, and which others there are."""
     first, *others = asked
+    whole = f"; all of it: {commands.whole(first.id)[0]}" if phrases.is_cut(first.text) else ""
     to = f"  (to {first.to})" if first.to else ""
     more = f"; so {'is' if len(others) == 1 else 'are'} {phrases.listed([one.id for one in others])}" if others else ""
-    return f"question {first.id} is open: {phrases.one_line(first.text)}{to}{more}"
+    return f"question {first.id} is open: {phrases.asked(first.text)}{to}{more}{whole}"
 
 
 def _called(tx: Transaction, instance_id: str) -> str:
@@ -322,7 +327,7 @@ def _headline(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
 
 def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
     for question in open_questions(tx, task):
-        yield from _of_question(tx, question)
+        yield from _of_question(tx, question, view.commands)
     settled_by = settled(tx, task.id) if task.status.is_terminal else NOBODY
     first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
     if first >= 0:
@@ -360,13 +365,15 @@ def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
     return "lives"
 
 
-def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
+def _of_question(tx: Transaction, question: Question, commands: Commands) -> Iterator[str]:
     to = f" to {question.to}" if question.to else ""
     age = phrases.duration(tx.now - question.created_at)
     ends = "never expires"
     if question.expires_at is not None:
         ends = f"expires in {phrases.duration(question.expires_at - tx.now)}"
-    yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.one_line(question.text)}"
+    yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.asked(question.text)}"
+    if phrases.is_cut(question.text):
+        yield f"  all of it: {commands.whole(question.id)[0]}"
     said = questions.evidence(tx, question)
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name) and str(said[name]) not in question.text:

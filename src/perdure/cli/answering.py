@@ -251,7 +251,7 @@ def _settle(
         shape = question_shape(row, evidence, answer=given, cancelled_by=who_cancelled)
         screen.put_json({**shape, "changed": is_ours, "too_late": late or None})
     elif is_ours:
-        screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
+        screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.asked(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now, said, who_cancelled)}; nothing changed")
         for line in ["what settles its call", *(f"  {one}" for one in as_lines(ways))] if ways else ():

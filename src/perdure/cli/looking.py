@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
 
-from perdure import phrases, recalled
+from perdure import phrases, recalled, written
 from perdure.cli import screen, showing
 from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
@@ -32,6 +32,8 @@ from perdure.why import because, explain, sections, settling, settling_cancelled
 
 _RUNNING: Final = "running"
 _PAGE: Final = 100
+
+_Find: TypeAlias = Callable[..., list[Question]]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -118,6 +120,9 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
 
 
 def questions_(
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="Only this one, with all of its text and arguments.")
+    ] = None,
     *,
     open_only: Annotated[bool, typer.Option("--open/--all", help="Only questions that wait, or all.")] = True,
     to: Annotated[str | None, typer.Option("--to", help="Only questions to this person or group.")] = None,
@@ -128,17 +133,15 @@ def questions_(
     app: AppName = None,
     as_json: Json = False,
 ) -> None:
-    """List open questions, oldest first.
+    """List open questions, oldest first, or show all of one.
 
     Under each one what it rests on, and the commands that answer it. --all lists those too that were answered, have
     expired or were cancelled, and under each what was said, by whom and when.
     """
     (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
-        find = questions.open_list if open_only else questions.listing
-        asked, now = client.store.read(
-            _asked, find, client.commands, judge(client.store), to=to, session_id=session, after=start, limit=limit
-        )
+        find, filters = _finding(question, open_only=open_only, to=to, session_id=session, after=start, limit=limit)
+        asked, now = client.store.read(_asked, find, client.commands, judge(client.store), **filters)
     following = str(asked[-1].question.n) if len(asked) == limit else None
     if as_json:
         shapes = [
@@ -147,6 +150,10 @@ def questions_(
         ]
         screen.put_json({"questions": shapes, "after": following})
         return
+    if question is not None:
+        for line in _whole(asked[0], now, client.commands):
+            screen.put(line)
+        return
     ids = [one.question.task_id for one in asked]
     screen.put_rows(
         [
@@ -154,7 +161,7 @@ def questions_(
                 one.id,
                 f"{one.agent} {tail(one.task_id, ids)}",
                 phrases.duration(now - one.created_at),
-                phrases.one_line(one.text) + (f"  (to {one.to})" if one.to and to is None else ""),
+                phrases.asked(one.text) + (f"  (to {one.to})" if one.to and to is None else ""),
             )
             for one in (each.question for each in asked)
         ],
@@ -278,8 +285,14 @@ class _Asked:
     ways: Sequence[Way]
 
 
+def _finding(question: str | None, *, open_only: bool, **filters: Any) -> tuple[_Find, dict[str, Any]]:
+    if question is None:
+        return questions.open_list if open_only else questions.listing, filters
+    return (lambda tx: [questions.get(tx, questions.find(tx, question))]), {}
+
+
 def _asked(
-    tx: Transaction, find: Callable[..., list[Question]], commands: Commands, judge: Judge, /, **filters: Any
+    tx: Transaction, find: _Find, commands: Commands, judge: Judge, /, **filters: Any
 ) -> tuple[list[_Asked], int]:
     return [_as_asked(tx, one, tasks.get(tx, one.task_id), commands, judge) for one in find(tx, **filters)], tx.now
 
@@ -297,7 +310,7 @@ def _as_asked(tx: Transaction, question: Question, task: Task, commands: Command
     )
 
 
-def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
+def _below(asked: _Asked, now: int, commands: Commands, *, is_whole: bool = False) -> list[str]:
     """What stands under a question: what it rests on, and the commands that answer it or what was said."""
     question = asked.question
     if asked.said:
@@ -306,8 +319,24 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     details = "; ".join(filter(None, (_details(question, asked.evidence, now), until)))
     if asked.late:
         return [*([details] if details else []), asked.late]
-    ways = commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))
+    whole = [commands.whole(question.id)] if phrases.is_cut(question.text) and not is_whole else []
+    ways = [*whole, *commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))]
     return [*([details] if details else []), *as_lines(ways)]
+
+
+def _whole(asked: _Asked, now: int, commands: Commands) -> Iterator[str]:
+    """All of a question: every line of its text, every argument of its call, and what stands under it in the list."""
+    one = asked.question
+    to = f" to {one.to}" if one.to else ""
+    yield f"{one.id}, asked{to} {phrases.duration(now - one.created_at)} ago by {one.agent} {one.task_id}"
+    yield from (f"  {line}" for line in one.text.splitlines())
+    given = asked.evidence.get("arguments") if isinstance(asked.evidence, Mapping) else None
+    if isinstance(given, Mapping) and given:
+        tool = str(asked.evidence.get("tool"))
+        yield f"arguments of {tool}"
+        for name, value in recalled.as_declared(tool, given).items():
+            yield from (f"  {line}" for line in written.whole(f"{name}: ", value))
+    yield from _below(asked, now, commands, is_whole=True)
 
 
 def _details(question: Question, evidence: Any, now: int) -> str:
