@@ -17,8 +17,8 @@ from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.people import NOBODY, answers, ended_by, open_questions, settled, wanted
+from perdure.returned import returned
 from perdure.runtime import zombies
-from perdure.runtime.answers import result_flags
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -424,8 +424,8 @@ def moves(tx: Transaction, task: Task, *, commands: Commands = _MEANT, judge: Ju
 
 def settling(tx: Transaction, step: Step, commands: Commands) -> tuple[Way, ...]:
     """The commands that settle a call which an ended task left in doubt, with what its tool may have returned."""
-    results = result_flags({**questions.evidence_of_step(tx, step), "tool": step.name})
-    return commands.settle(step.task_id, step.step_index, results=results)
+    returns = returned({**questions.evidence_of_step(tx, step), "tool": step.name})
+    return commands.settle(step.task_id, step.step_index, returns=returns)
 
 
 def settling_cancelled(tx: Transaction, question: Question, commands: Commands) -> tuple[Way, ...]:
@@ -443,8 +443,8 @@ def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
     is_late = bool(too_late(tx, task, judge=view.judge, commands=commands))
     asked = [] if is_late else open_questions(tx, task)
     for question in asked:
-        results = result_flags(questions.evidence(tx, question))
-        yield from commands.answer(question.id, question.kind, results=results)
+        returns = returned(questions.evidence(tx, question))
+        yield from commands.answer(question.id, question.kind, returns=returns)
     if task.status is TaskStatus.INTERRUPTED and not asked and not is_late:
         yield commands.line(f"resume {task.id}"), "decide now, without waiting for a worker"
     for child in task_lists.children(tx, task.id):

@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, Optional, TypedDict
 import pytest
 
 from perdure import codec
+from perdure.commands import Returns
 from perdure.errors import BadInput
+from perdure.returned import returned
 from perdure.runtime import answers
 
 
@@ -145,3 +147,19 @@ def test_a_name_that_says_nothing_here_is_anything(wants: str) -> None:
 @pytest.mark.parametrize("wants", ["Colour", "Colour | None", "tests.unit.test_answers.Path", "any"])
 def test_a_class_of_the_agents_own_is_judged_by_the_agent(wants: str) -> None:
     answers.check_answer(7, wants, question_id="Q1")
+
+
+@pytest.mark.parametrize(
+    ("word", "offered"),
+    [
+        ("any", Returns()),
+        ("None", Returns(something=False)),
+        ("int", Returns(nothing=False, told="an int")),
+        ("Order", Returns(nothing=False, told="an Order")),
+        ("Order | None", Returns(told="an Order | None")),
+        ("list[Order]", Returns(nothing=False, told="a list[Order]")),
+    ],
+)
+def test_what_a_call_may_have_returned_is_told_by_its_type_on_record(word: str, offered: Returns) -> None:
+    assert returned({"tool": "elsewhere", "returns": word}) == offered
+    assert returned(None) == Returns()

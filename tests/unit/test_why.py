@@ -50,7 +50,7 @@ def test_a_task_that_ended_with_a_call_in_doubt_names_the_command_that_settles_i
     assert ways[1::2] == [
         f"    perdure settle {claim.task.id} {index} {verdict} --db x.db"
         for index in (pay, ship)
-        for verdict in ("--happened", "--happened --result JSON", "--not-happened", "--give-up")
+        for verdict in ("--happened --result JSON", "--happened", "--not-happened", "--give-up")
     ]
     assert [way.split(": ")[0] for way in ways[::2]] == ["  pay it"] * 4 + ["  ship it"] * 4
 

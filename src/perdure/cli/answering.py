@@ -27,6 +27,7 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, Qu
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
 from perdure.people import cancelled_by, ended_by, open_questions, settled
+from perdure.returned import require_result
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -374,8 +375,11 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
         raise _no_json("--result ", text, error, field="result") from None
     if (name := config.app_name(app_name)) is not None:
         opening.load(name)
+    known = evidence if isinstance(evidence, dict) else {}
     try:
-        answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+        if text is None:
+            require_result(known, question_id=asked)
+        answers.check_result(value, known, question_id=asked)
     except answers.ResultWanted as wanted:
         raise BadInput(f"{wanted.fact}: say what it returned, with --result JSON", field="result") from None
     return value

@@ -22,7 +22,7 @@ from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Task, tail
 from perdure.people import Settled, SettledCalls, cancelled_by, ended_by, said, settled, wanted
-from perdure.runtime import answers
+from perdure.returned import returned
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
@@ -320,7 +320,7 @@ def _below(asked: _Asked, now: int, commands: Commands, *, is_whole: bool = Fals
     if asked.late:
         return [*([details] if details else []), asked.late]
     whole = [commands.whole(question.id)] if phrases.is_cut(question.text) and not is_whole else []
-    ways = [*whole, *commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))]
+    ways = [*whole, *commands.answer(question.id, question.kind, returns=returned(asked.evidence))]
     return [*([details] if details else []), *as_lines(ways)]
 
 
@@ -422,8 +422,8 @@ def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
     assert step.key is not None, step.task_id
     one = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, step.key)
     if one is not None and one.status is QuestionStatus.OPEN:
-        results = answers.result_flags(questions.evidence(tx, one))
-        return as_lines(view.commands.answer(one.id, one.kind, results=results))
+        returns = returned(questions.evidence(tx, one))
+        return as_lines(view.commands.answer(one.id, one.kind, returns=returns))
     return as_lines([(view.commands.line(f"why {task.id}"), "what decides about it")])
 
 
