@@ -8,6 +8,7 @@ prompt does not. Alternatives joined by `|` would be a pipe, in which the shell 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,8 @@ Way = tuple[str, str]
 """A command, and what it does."""
 
 VALUE: Final = "VALUE"
+
+_QUOTED: Final = re.compile("`perdure ([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class Commands:
     def line(self, words: str) -> str:
         """A command of these words."""
         return f"perdure {words}{self.flags}"
+
+    def made_whole(self, text: str) -> str:
+        """A message of one who does not know these flags, each command in it with them."""
+        return _QUOTED.sub(lambda found: f"`{self.line(found[1])}`", text)
 
     @property
     def worker(self) -> str:
