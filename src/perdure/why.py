@@ -6,7 +6,7 @@ It reads and decides nothing. What recovery would do is asked of the same functi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure import phrases, recalled
 from perdure.commands import Commands, Way, as_lines
@@ -27,6 +27,8 @@ from perdure.store.database import Transaction
 
 _NOBODY_DEAD = Judge()
 _SHOWN_RECORDS = 5
+_READ_RECORDS = 200
+_UNKNOWN = ("in doubt", "nobody knows")
 _SHOWN_ATTEMPTS = 10
 _DEAD = "is dead"
 _ACTS = "the answer is stored and acts once"
@@ -329,12 +331,10 @@ def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
     for question in open_questions(tx, task):
         yield from _of_question(tx, question, view.commands)
     settled_by = settled(tx, task.id) if task.status.is_terminal else NOBODY
-    first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
-    if first >= 0:
-        yield f"{phrases.count(first + 1, 'earlier record')}: {view.commands.line(f'show {task.id}')}"
-    for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
-        if step.is_note:
-            continue
+    shown, left_out = _records(tx, task)
+    if left_out:
+        yield f"{phrases.count(left_out, 'earlier record')}: {view.commands.line(f'show {task.id}')}"
+    for step, payload in shown:
         what = recalled.call(step.name or step.event_kind, payload)
         when = phrases.moment(step.timestamp, tx.now)
         began = f"{what} began {when} in attempt {step.attempt}"
@@ -348,6 +348,16 @@ def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
             held_by = _instance(tx, owner.instance_id)
             health = "is not on record" if held_by is None else _health(tx, held_by, view.judge)
             yield f"  held by {_called(tx, owner.instance_id)}, which {health}"
+
+
+def _records(tx: Transaction, task: Task) -> tuple[list[tuple[Step, Any]], int]:
+    """The last calls, before them those of which nobody knows what they did, and how many records are left out."""
+    first = max(0, task.step_count - _READ_RECORDS)
+    read = steps.listing(tx, task.id, after=first - 1, limit=_READ_RECORDS)
+    calls = [one for one in read if not one[0].is_note]  # What answers no call is in nobody's way here.
+    unknown = [one for one in calls[:-_SHOWN_RECORDS] if phrases.outcome(one[0]) in _UNKNOWN]
+    shown = [*unknown[-_SHOWN_RECORDS:], *calls[-_SHOWN_RECORDS:]]
+    return shown, first + len(calls) - len(shown)
 
 
 def of_child(tx: Transaction, step: Step) -> str:

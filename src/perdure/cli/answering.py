@@ -5,6 +5,7 @@ An answer counts once. Who comes second is told what was answered, by whom and w
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shlex
 from collections.abc import Callable, Iterator
@@ -191,7 +192,7 @@ def cancel(
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
         error, by_whom = client.store.read(tasks.read_error, row.error), client.store.read(ended_by, row)
-        doubts = client.store.read(_doubts_below, task_id, client.commands)
+        doubts = client.store.read(doubts_below, task_id, client.commands)
     if as_json:
         screen.put_json({**task_shape(row, reason), **end_shape(error, by_whom), "changed": is_done})
     elif is_done:
@@ -330,7 +331,7 @@ def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, s
     return task, reason_of(tx, task, **shown), list(moves(tx, task, **shown))
 
 
-def _doubts_below(tx: Transaction, task_id: str, commands: Commands) -> list[str]:
+def doubts_below(tx: Transaction, task_id: str, commands: Commands) -> list[str]:
     """What a task and those below it left in doubt when they ended."""
     found: list[str] = []
     todo = [task_id]
@@ -425,12 +426,21 @@ def _readings(text: str, wanted: set[str]) -> Iterator[Any]:
     """What a word may mean to one of these types, the likeliest first."""
     if wanted & answers.WRITTEN:
         yield text
+        yield from _without_seconds(text, wanted)
     if "bool" in wanted and (word := _WORDS.get(text.strip().lower())) is not None:
         yield word
     if wanted != {"str"}:
         with suppress(ValueError):
             yield json.loads(text, parse_constant=_no_number)
     yield text
+
+
+def _without_seconds(text: str, wanted: set[str]) -> Iterator[str]:
+    """A moment or a time of day that is told to the minute, as it is written with its seconds."""
+    for kind in (dt.datetime, dt.time):
+        if kind.__name__ in wanted:
+            with suppress(ValueError):
+                yield kind.fromisoformat(text.strip()).isoformat()
 
 
 def _no_number(word: str) -> Any:

@@ -186,7 +186,7 @@ def effects(
     """List calls that may have changed the world.
 
     Oldest first, each with its outcome and where it ran. Calls of low risk are left out. Under one in doubt stand
-    the commands that decide about it, and under one that was settled who did.
+    the commands that decide about it, and under one that somebody allowed, refused or settled who did.
     """
     at, n = (-1, 0) if after is None else _place(after, parts=2)
     with opened(db, app) as client:
@@ -358,13 +358,17 @@ def _details(question: Question, evidence: Any, now: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A call, what is known of its outcome, where it ran, who settled it, and what decides about one in doubt."""
+    """A call, what is known of its outcome, where it ran, and who said so.
+
+    `ways` decide about one in doubt; `answers` are what people said to the questions about it.
+    """
 
     effect: effect_ops.Effect
     outcome: str
     where: str
     settled: Settled | None
     ways: Sequence[str] = ()
+    answers: Sequence[str] = ()
 
 
 class _View(NamedTuple):
@@ -377,15 +381,15 @@ class _View(NamedTuple):
 def _effects(
     tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, view: _View
 ) -> tuple[Sequence[_Seen], int]:
-    ended = cache(lambda task_id: _settled_of_ended(tx, task_id))  # Once a task, however many calls it made.
+    people = cache(lambda task_id: _people(tx, task_id))  # Once a task, however many calls it made.
     if not in_doubt:
         found = effect_ops.listing(tx, since_ms=since_ms, after=after, limit=limit)
-        return [_seen(tx, effect, view, ended) for effect in found], tx.now
+        return [_seen(tx, effect, view, people) for effect in found], tx.now
     seen: list[_Seen] = []
     # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
     # however many such calls come first, the next page is read until this one is full.
     while page := effect_ops.open_list(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
-        known = (_seen(tx, effect, view, ended) for effect in page)
+        known = (_seen(tx, effect, view, people) for effect in page)
         seen += (one for one in known if one.outcome != _RUNNING)
         if len(seen) >= limit or len(page) < max(limit, _PAGE):
             break
@@ -393,25 +397,34 @@ def _effects(
     return seen[:limit], tx.now
 
 
-def _settled_of_ended(tx: Transaction, task_id: str) -> SettledCalls | None:
-    """Which calls of a task somebody settled; None while the task goes on."""
-    return settled(tx, task_id) if tasks.get(tx, task_id).status.is_terminal else None
+class _People(NamedTuple):
+    """What people did to the calls of a task: which they settled (None while it goes on), and what they answered."""
+
+    settled: SettledCalls | None
+    answers: Mapping[str, Sequence[str]]
 
 
-def _seen(
-    tx: Transaction, effect: effect_ops.Effect, view: _View, ended: Callable[[str], SettledCalls | None]
-) -> _Seen:
+def _people(tx: Transaction, task_id: str) -> _People:
+    answered: dict[str, list[str]] = {}
+    for one in reversed(questions.of_task(tx, task_id)):
+        if one.answered_by:
+            answered.setdefault(one.step_key, []).append(f"{one.id} {said(tx, one)}")
+    return _People(settled(tx, task_id) if tasks.get(tx, task_id).status.is_terminal else None, answered)
+
+
+def _seen(tx: Transaction, effect: effect_ops.Effect, view: _View, people: Callable[[str], _People]) -> _Seen:
     step = effect.step
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
     if effect.is_running and not _has_died(tx, owner, view.judge):
         return _Seen(effect, _RUNNING, where, None)
-    settled_calls = ended(step.task_id)
+    settled_calls, answered = people(step.task_id)
     by = None if settled_calls is None else settled_calls.of(step)
     ways: Sequence[str] = ()
     if step.is_in_doubt:
         ways = _deciding(tx, step, view) if settled_calls is None else as_lines(settling(tx, step, view.commands))
-    return _Seen(effect, phrases.outcome(step), where, by, ways)
+    said_of_it = () if by is not None or ways else answered.get(step.key or "", ())
+    return _Seen(effect, phrases.outcome(step), where, by, ways, said_of_it)
 
 
 def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
@@ -428,7 +441,7 @@ def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
 
 
 def _below_effect(seen: _Seen) -> Sequence[str]:
-    return seen.ways if seen.settled is None else [str(seen.settled)]
+    return [*seen.answers, *seen.ways] if seen.settled is None else [str(seen.settled)]
 
 
 def _has_died(tx: Transaction, owner: steps.Owner | None, judge: Judge) -> bool:

@@ -16,6 +16,7 @@ import typer
 from perdure import config, phrases
 from perdure.app import App
 from perdure.cli import screen
+from perdure.cli.answering import doubts_below
 from perdure.cli.arguments import read_arguments
 from perdure.cli.opening import commands, load_agent, load_app
 from perdure.cli.options import AppName, Db
@@ -222,6 +223,8 @@ async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_
     else:
         whose = f" by {phrases.one_line(by)}" if by else ""
         screen.note(f"{outcome.status.replace('_', ' ')}{whose}: {phrases.failure(outcome.error)}")
+        for line in await app.read(doubts_below, task_id, shown):
+            screen.note(line)
         screen.note(f"more: {shown.line(f'why {task.id}')}")
     return 0 if outcome is not None and outcome.status is TaskStatus.COMPLETED else 1
 
