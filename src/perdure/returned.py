@@ -38,6 +38,13 @@ def require_result(evidence: Mapping[str, Any], *, question_id: str) -> None:
         raise ResultWanted(f"{question_id}: {evidence.get('tool')} returns {_judges(evidence)[0][0]}")
 
 
+def fault(value: object, evidence: Mapping[str, Any]) -> str:
+    """Which part of an object or a list keeps it from being what the tool returns; "" where that cannot be told."""
+    if not isinstance(value, dict | list):
+        return ""
+    return next(filter(None, (codec.why_not(value, one) for _, one in _judges(evidence))), "")
+
+
 def _may_be_nothing(word: str, annotation: Any) -> bool:
     """Whether None is of this type; a class of its author's own, known by name alone, is not taken for that."""
     return is_of_type(None, annotation) and (annotation is not codec.ANY or "None" in alternatives(word))

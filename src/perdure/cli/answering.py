@@ -28,7 +28,7 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, Qu
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
 from perdure.people import cancelled_by, ended_by, open_questions, settled
-from perdure.returned import require_result
+from perdure.returned import fault, require_result
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -383,6 +383,10 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
         answers.check_result(value, known, question_id=asked)
     except answers.ResultWanted as wanted:
         raise BadInput(f"{wanted.fact}: say what it returned, with --result JSON", field="result") from None
+    except BadInput as refused:
+        if not (why := fault(value, known)):
+            raise
+        raise BadInput(f"{refused}: {why}", field="result") from None
     return value
 
 

@@ -89,3 +89,12 @@ def test_effects_name_who_answered_the_question_about_a_call(desk: Desk, world: 
     world.record(claim, "pay", done(1), name="pay", risk="high")
 
     assert "    Q1 approved, by ana, " in desk.run("effects").out
+
+
+def test_a_result_that_does_not_fit_is_told_which_part_of_it_does_not(desk: Desk, world: World) -> None:
+    evidence = packed({"tool": "elsewhere", "arguments": {}, "returns": "list[int]"})
+    world.ask(world.start(), QuestionKind.STEP_IN_DOUBT, text="did it?", evidence=evidence)
+
+    refused = desk.run("answer", "Q1", "--happened", "--result", '[1, "x"]').err
+
+    assert refused.endswith('returns list[int], which [1, "x"] is not: Expected `int`, got `str` - at `$[1]`\n')
