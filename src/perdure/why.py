@@ -115,7 +115,7 @@ def sections(
     task = tasks.get(tx, task_id)
     found = {
         "evidence": _evidence(tx, task, _View(judge, commands)),
-        "answers": answers(tx, task),
+        "answers": answers(tx, task, commands=commands),
         "rule": _rules(tx, task, recovery_limit),
         "tried": _tried(tx, task),
         "what moves it on": moves(tx, task, commands=commands, judge=judge),

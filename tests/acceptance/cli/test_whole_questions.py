@@ -62,3 +62,5 @@ def test_a_question_that_ended_is_shown_with_what_was_said(desk: Desk, asked: st
 
     assert "Kind regards" in shown
     assert 'answered "send it", by ana' in shown
+    for view in ("why", "show"):
+        assert "  all of it: perdure questions Q1" in desk.run(view, asked).out
