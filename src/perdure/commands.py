@@ -97,7 +97,7 @@ class Commands:
         something = self.line(f"{words} --happened{RESULT}"), f"it happened, and JSON is what it returned{told}"
         nothing = "it happened"
         if returns.something:  # What is pasted must not say that it returned nothing where nobody knows that it may.
-            nothing += " and returned nothing" if returns.told else ", and is a call that returns nothing"
+            nothing += " and returned nothing" if returns.told else ", if it is a call that returns nothing"
         return (
             *([something] if returns.something else []),
             *([(self.line(f"{words} --happened{NO_RESULT}"), nothing)] if returns.nothing else []),

@@ -180,11 +180,11 @@ class Receipt(pydantic.BaseModel):
 def test_what_is_not_what_a_tool_returns_is_told_by_its_faulty_part() -> None:
     @perdure.tool(name="answers_order")
     def order() -> Parcel:
-        raise NotImplementedError
+        return Parcel(1, [])
 
     @perdure.tool(name="answers_receipts")
     def receipts() -> list[Receipt]:
-        raise NotImplementedError
+        return []
 
     def told(value: object, tool: str) -> str:
         return fault(value, {"tool": tool})

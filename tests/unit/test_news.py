@@ -68,7 +68,7 @@ def test_several_recovered_tasks_are_one_line() -> None:
         "  waits for you: did it happen?",
         "    it happened, and JSON is what it returned",
         "      perdure answer Q19 --happened --result JSON --db a.db",
-        "    it happened, and is a call that returns nothing",
+        "    it happened, if it is a call that returns nothing",
         "      perdure answer Q19 --happened --db a.db",
         f"    {NOT_HAPPENED}",
         "      perdure answer Q19 --not-happened --db a.db",

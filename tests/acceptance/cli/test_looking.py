@@ -388,7 +388,7 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(
     assert lines[2:] == [
         "    it happened, and JSON is what it returned",
         f"{settle} --happened --result JSON",
-        "    it happened, and is a call that returns nothing",
+        "    it happened, if it is a call that returns nothing",
         f"{settle} --happened",
         "    it did not",
         f"{settle} --not-happened",
