@@ -9,14 +9,13 @@ import asyncio
 import contextvars
 import hashlib
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct, field
 
 from perdure.errors import NoTaskContext, NotInTask
-from perdure.phrases import shown
 
 if TYPE_CHECKING:
     from perdure.callables import AgentCall, ToolCall
@@ -158,9 +157,3 @@ class RunningAttempts:
 
 # One per process, as a thread that lost its context can find nothing nearer.
 running_attempts = RunningAttempts()
-
-
-def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Arguments as text for messages; never fails."""
-    parts = [shown(value) for value in args] + [f"{name}={shown(value)}" for name, value in kwargs.items()]
-    return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perdure import ambient, codec
+from perdure import codec, phrases
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
 from perdure.runtime.call import Call
@@ -53,9 +53,5 @@ async def ask_person(
 
 
 def described(call: Call) -> str:
-    """The call as a question names it."""
-    given = call.input
-    if call.secrets:  # Masked before it is written down: quoting may change the form of a secret.
-        masked = codec.decode(codec.evidence(given, secrets=call.secrets))
-        given = masked if isinstance(masked, dict) else {"arguments": masked}
-    return f"{call.name}({ambient.describe((), given)})"
+    """The call as a question names it: the same in every attempt, however its arguments are held there."""
+    return phrases.call(call.name, call.input, secrets=call.secrets)
