@@ -35,7 +35,6 @@ class Returns:
 # How "it happened" may go on, as words of its command.
 NO_RESULT: Final = ""
 RESULT: Final = " --result JSON"
-ANY_RESULT: Final = (NO_RESULT, RESULT)
 ANYTHING: Final = Returns()
 """Where nobody knows what the call returns."""
 

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 from perdure import codec
 from perdure.commands import ANYTHING, Returns
-from perdure.definitions import returns, tools_named
-from perdure.runtime.answers import ResultWanted, alternatives, is_of_type, told, type_named, type_word
+from perdure.runtime.answers import ResultWanted, alternatives, is_of_type, judges, told
 
 _ANYTHING: Final = ("any", "Any", "object")
 
 
 def returned(evidence: object) -> Returns:
     """What a call may have returned, by what its question rests on."""
-    judges = _judges(evidence) if isinstance(evidence, Mapping) else []
-    known = [(word, one) for word, one in judges if word not in _ANYTHING]
-    if len(known) < max(1, len(judges)):
+    told_of = judges(evidence) if isinstance(evidence, Mapping) else []
+    known = [(word, one) for word, one in told_of if word not in _ANYTHING]
+    if len(known) < max(1, len(told_of)):
         return ANYTHING
     something = [(word, one) for word, one in known if one is not types.NoneType]
     if not something:
@@ -35,23 +34,16 @@ def require_result(evidence: Mapping[str, Any], *, question_id: str) -> None:
     Raises ResultWanted.
     """
     if not returned(evidence).nothing:
-        raise ResultWanted(f"{question_id}: {evidence.get('tool')} returns {_judges(evidence)[0][0]}")
+        raise ResultWanted(f"{question_id}: {evidence.get('tool')} returns {judges(evidence)[0][0]}")
 
 
 def fault(value: object, evidence: Mapping[str, Any]) -> str:
     """Which part of an object or a list keeps it from being what the tool returns; "" where that cannot be told."""
     if not isinstance(value, dict | list):
         return ""
-    return next(filter(None, (codec.why_not(value, one) for _, one in _judges(evidence))), "")
+    return next(filter(None, (codec.why_not(value, one) for _, one in judges(evidence))), "")
 
 
 def _may_be_nothing(word: str, annotation: Any) -> bool:
     """Whether None is of this type; a class of its author's own, known by name alone, is not taken for that."""
     return is_of_type(None, annotation) and (annotation is not codec.ANY or "None" in alternatives(word))
-
-
-def _judges(evidence: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What a tool returns, in words and as a type: as itself says if it is here, else by its type on record."""
-    tool, word = evidence.get("tool"), str(evidence.get("returns", "any"))
-    here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
-    return [(type_word(one), one) for one in here] or [(word, type_named(word))]

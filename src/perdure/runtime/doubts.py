@@ -326,7 +326,8 @@ def _misfit(call: Call, said: Verdict[Any]) -> str:
     """Why this cannot be the call's result, or "". Raises NotSerializable."""
     if answers.is_of_type(said.result, call.annotation):
         return ""
-    shown = codec.mask_text(phrases.shown(said.result), call.secrets)
+    # Masked before it is cut: what is left of a secret would no longer be known as one.
+    shown = phrases.shown(codec.decode(codec.evidence(said.result, secrets=call.secrets)))
     return f"{call.name} returns {answers.type_word(call.annotation)}, which {shown} is not"
 
 
