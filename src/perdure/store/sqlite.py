@@ -181,7 +181,7 @@ class SqliteDatabase:
                     self._idle.acquire()
                 self._is_idle = False
                 continue
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
+            batch = self._take_waiting(_MAX_BATCH)
             if self._answers and not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
                 self._hand_out()
             try:
@@ -189,6 +189,9 @@ class SqliteDatabase:
             except BaseException as error:  # noqa: BLE001  # None is known; but nobody must wait for ever.
                 self._give_up(batch, error)
         _close(self._connection)
+
+    def _take_waiting(self, limit: int) -> list[Job]:
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), limit))]
 
     def _give_up(self, batch: list[Job], error: BaseException) -> None:
         self._failure = StoreClosed(f"the thread that writes to {self.url} has failed with {error!r}")
@@ -207,6 +210,7 @@ class SqliteDatabase:
             if self._lock is not None and not self._lock.take_if_free():
                 self._hand_out()
                 self._lock.wait()
+                batch += self._take_waiting(_MAX_BATCH - len(batch))  # What has come in while another process wrote.
         except StoreError as refused:
             self._answers += [(waiter, None, refused) for _, waiter in batch]
             return
