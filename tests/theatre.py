@@ -118,6 +118,15 @@ class Theatre:
                     return found[0]
                 await asyncio.sleep(LOOK_S)
 
+    async def until_asked(self, is_meant: Callable[[Question], bool]) -> Question:
+        """Wait until a question of this kind is open."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                for one in await self.client.questions():
+                    if is_meant(one):
+                        return one
+                await asyncio.sleep(LOOK_S)
+
     # -- looking ----------------------------------------------------------------------------
 
     def row(self, task: TaskHandle[Any] | str) -> Task:

@@ -368,3 +368,38 @@ async def test_of_calls_in_doubt_inside_each_other_the_outer_one_is_asked_about(
         "pay": "completed",
         "deep": "failed",
     }
+
+
+async def test_what_a_person_said_of_a_call_inside_stands_when_the_one_around_it_is_settled(house: Theatre) -> None:
+    paid: list[int] = []
+
+    @perdure.tool(risk="high")
+    async def pay() -> str:
+        paid.append(1)
+        await asyncio.sleep(1e6)
+        return "paid"
+
+    @perdure.tool(risk="high")
+    async def order() -> str:
+        return await pay()
+
+    @perdure.agent
+    async def host() -> str:
+        return await order()
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: paid)
+    house.kill(first)
+    second = await house.hire(host)
+    await (await house.question()).resolve(perdure.not_happened(), by="ann")
+    inside = await house.until_asked(lambda one: one.text.startswith("did pay("))
+    house.kill(second)
+    await inside.resolve(perdure.happened("paid"), by="ann")
+    await house.hire(host)
+    around = await house.until_asked(lambda one: one.text.startswith("did order("))
+    await around.resolve(perdure.happened("ordered"), by="ann")
+
+    assert await task.result() == "ordered"
+    assert [one.outcome for one in house.steps(task, "pay")] == ["completed"]
+    assert paid == [1]

@@ -372,10 +372,32 @@ async def gone(thread_name: str) -> bool:
 
 
 def test_a_tool_is_given_as_itself_and_answered_with_a_word_that_means_something() -> None:
-    with pytest.raises(perdure.BadInput, match="the decorated function itself, not its name 'wire'"):
-        World(tools={"wire": lambda to: "w-1"})  # type: ignore[dict-item]  # What is wrong here.
+    with pytest.raises(perdure.BadInput, match="the decorated function itself, not its name 'refund'"):
+        World(tools={"refund": lambda order, amount: "r-1"})  # type: ignore[dict-item]  # What is wrong here.
     with pytest.raises(perdure.BadInput, match="'yes' is no answer about a call of refund; give 'approve' or 'deny'"):
         World(answers={refund: "yes"})
+
+
+async def test_a_step_needs_a_stand_in_too_and_has_it_by_its_name() -> None:
+    paid: list[str] = []
+
+    def pay(order: str) -> str:
+        paid.append(order)
+        return "paid for real"
+
+    @perdure.agent
+    async def pays(order: str) -> str:
+        return await perdure.step("pay", pay, order)
+
+    with pytest.raises(perdure.BadInput, match=r"pay is above low risk and has no stand-in .*steps=\{'pay': fn\}"):
+        await World().play(pays, "o-1")
+    world = World(steps={"pay": lambda order: f"paid {order}"})
+    played = await world.play(pays, "o-1")
+    plays = await world.crash_everywhere(pays, "o-1")
+
+    assert played.result == "paid o-1"
+    assert played.calls("pay") == [{"order": "o-1"}]
+    assert plays and not paid
 
 
 async def test_a_play_is_shown_by_how_it_ended() -> None:

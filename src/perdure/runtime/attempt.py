@@ -190,7 +190,8 @@ class Attempt:
             log.exception("the end of task %s cannot be stored; it is looked at again", self.task.id)
         except StoreError as failed:
             # The task is this worker's still, with nobody on it: its next heartbeat interrupts it, or who buries it.
-            self._store_failed(failed)
+            if not self.has_lost:  # Else that was told.
+                self._store_failed(failed)
         finally:
             self._let_go()
 

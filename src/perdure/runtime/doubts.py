@@ -277,16 +277,29 @@ async def _give_up(attempt: Attempt, matter: _Matter, question: Question) -> NoR
 
 
 async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
-    """Calls in doubt inside a call that is settled and will not run again: nothing asks for them any more."""
+    """Calls in doubt inside a call that is settled and will not run again: nothing asks for them any more.
+
+    What a person has said of one by then is its outcome.
+    """
     journal = attempt.journal
     for inner in list(journal.records.in_doubt_under(step.key)):
         if journal.is_running(inner.key or ""):
             continue  # It comes to its own outcome yet.
         call = Call(kind=StepKind(inner.event_kind), name=inner.name, fn=_never, risk=Risk.parse(inner.risk or "high"))
         made = journal.step(call, key=inner.key or "", body=b"{}", try_number=inner.try_number, token=inner.token)
-        unknown = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
+        question = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.STEP_IN_DOUBT, made.key)
+        said: Verdict[Any] = Verdict(UNKNOWN)
+        used = None
+        if question is not None and question.status is QuestionStatus.ANSWERED:
+            said, used = await _read_verdict(attempt, question), question.id
+        if said.kind == HAPPENED:
+            await live.complete_call(attempt, call, made, said.result, begun=True, question_id=used, is_found_out=True)
+            continue
+        error: Exception = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
+        if said.kind == NOT_HAPPENED:
+            error = NotApplied("it did not happen")
         try:
-            await live.fail_call(attempt, call, made, unknown, begun=True)
+            await live.fail_call(attempt, call, made, error, begun=True, question_id=used, is_found_out=True)
         except ToolError:
             continue
     scopes = journal.records.scopes_under(step.key)

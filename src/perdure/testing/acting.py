@@ -28,9 +28,9 @@ I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
 
 @dataclass(slots=True)
 class Cast:
-    """Who plays: stand-ins by the tool's own function, and the agents met so far."""
+    """Who plays: stand-ins by the tool's own function or by the name of a step, and the agents met so far."""
 
-    stand_ins: Mapping[Callable[..., Any], Callable[..., Any]]
+    stand_ins: Mapping[Any, Callable[..., Any]]
     agents: dict[tuple[str, str], AgentDefinition] = field(default_factory=dict)
     problems: list[BadInput] = field(default_factory=list)
 
@@ -44,12 +44,20 @@ class Cast:
             return replace(call, definition=replace(tool, reconcile=tool.reconcile and ledger.reconcile))
         if tool.risk_of(call.args, call.kwargs) is Risk.LOW:
             return call
-        problem = BadInput(
-            f"{tool.name} is above low risk and has no stand-in in this world: World(tools={{{tool.name}: fn}})",
-            field="tools",
-        )
-        self.problems.append(problem)
-        raise problem
+        raise self.problem(tool.name, f"tools={{{tool.name}: fn}}")
+
+    def stand_in(self, call: Call) -> Callable[..., Any] | None:
+        """What stands in for a call; None where its own function may run. Raises BadInput for a step that has none."""
+        found = self.stand_ins.get(call.fn) or self.stand_ins.get(call.name)
+        if found is None and call.is_dangerous:  # A tool has been refused before, so this is `step`.
+            raise self.problem(call.name, f"steps={{{call.name!r}: fn}}")
+        return found
+
+    def problem(self, name: str, wanted: str) -> BadInput:
+        """A call has no stand-in and needs one: noted for whoever plays, since the agent may catch it."""
+        what = f"{name} is above low risk and has no stand-in in this world: World({wanted})"
+        self.problems.append(BadInput(what, field="tools"))
+        return self.problems[-1]
 
 
 class ActingAttempt(Attempt):
@@ -73,7 +81,7 @@ class ActingAttempt(Attempt):
         """The stand-in, if there is one; what a tool does is noted down."""
         if call.kind is not StepKind.TOOL_CALL:
             return call
-        return self.actor.ledger.watch(call, self.actor.cast.stand_ins.get(call.fn))
+        return self.actor.ledger.watch(call, self.actor.cast.stand_in(call))
 
 
 class ActingWorker(Worker):

@@ -13,6 +13,7 @@ from perdure.definitions import AgentCall, AgentDefinition, Startable, Tool, def
 from perdure.errors import BadInput, Error
 from perdure.runtime.durable import failure
 from perdure.runtime.threads import start_thread
+from perdure.runtime.verbs import check_named
 from perdure.states import TaskStatus
 from perdure.testing.acting import Cast
 from perdure.testing.answers import Answer, Answers, tool_of
@@ -59,8 +60,13 @@ class Play(Generic[R]):
         asked = "; ".join(self.questions) + none if self.questions else "something that this world does not give"
         raise AssertionError(f"the task has not ended, it is {self.status} and waits for: {asked}")
 
-    def calls(self, tool: Tool[..., Any], /) -> list[Mapping[str, Any]]:
-        """The arguments of every run of a tool's function or stand-in, in order, by parameter name."""
+    def calls(self, tool: Tool[..., Any] | str, /) -> list[Mapping[str, Any]]:
+        """The arguments of every run of a tool's function or stand-in, in order, by parameter name.
+
+        A `step` or `read` is asked for by its name.
+        """
+        if isinstance(tool, str):
+            return [effect.arguments for effect in self._effects if effect.name == tool]
         fn = tool_of(tool, "tool").fn
         return [effect.arguments for effect in self._effects if effect.fn is fn]
 
@@ -68,19 +74,24 @@ class Play(Generic[R]):
 class World:
     """Plays agents without the real world: nothing is stored on disk, nothing takes time, nobody is asked.
 
-    `tools` gives stand-ins; a tool above low risk without one is refused, one of low risk really runs. A tool that
-    stands in for itself runs its own function. A stand-in has its effect where it returns. `answers` are found by tool,
-    or by words in the question: "approve" or "deny" for calls, a Verdict for calls in doubt (without one the world
-    answers what it saw), any value for `ask`; NOBODY lets the question expire. May be used for many plays.
+    `tools` gives stand-ins for tools, `steps` for `step` and `read` by their names; what is above low risk and has none
+    is refused, what is low really runs. A tool that stands in for itself runs its own function. A stand-in has its
+    effect where it returns. `answers` are found by tool, or by words in the question: "approve" or "deny" for calls, a
+    Verdict for calls in doubt (without one the world answers what it saw), any value for `ask`; NOBODY lets it expire.
+    May be used for many plays.
     """
 
     def __init__(
         self,
         *,
         tools: Mapping[Tool[..., Any], Callable[..., Any]] | None = None,
+        steps: Mapping[str, Callable[..., Any]] | None = None,
         answers: Mapping[Tool[..., Any] | str, Answer] | None = None,
     ) -> None:
-        self._stand_ins = {tool_of(tool, "tools").fn: _plain(fn) for tool, fn in (tools or {}).items()}
+        self._stand_ins: dict[Any, Callable[..., Any]] = {  # by a tool's function or a step's name
+            **{tool_of(tool, "tools").fn: _plain(fn) for tool, fn in (tools or {}).items()},
+            **{check_named(name, fn): _plain(fn) for name, fn in (steps or {}).items()},
+        }
         self._answers = Answers.of(answers or {})
 
     async def play(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Play[R]:
