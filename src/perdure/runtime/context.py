@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from perdure import ambient, codec
 from perdure.ambient import carry
 from perdure.definitions import Duration, seconds
-from perdure.errors import BadInput
+from perdure.errors import BadInput, Cancelled
 from perdure.model.event import EventKind
 from perdure.model.message import ROLES, NewMessage
 from perdure.model.step import StepKind
@@ -136,8 +136,7 @@ async def message(role: str, content: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    if attempt.has_ended:
-        await attempt.turn_away()
+    await _refuse_ended(attempt)
     if role not in ROLES:
         raise BadInput(f"role is {role!r}; give {', '.join(ROLES[:-1])} or {ROLES[-1]}", field="role")
     body = _encoded(content)
@@ -151,8 +150,7 @@ async def checkpoint(state: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    if attempt.has_ended:
-        await attempt.turn_away()
+    await _refuse_ended(attempt)
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(_encoded(state))
     await attempt.journal.write(messages.save_checkpoint, attempt.journal.fence, packed, step_key=key)
@@ -165,7 +163,10 @@ async def last_checkpoint() -> Any:
     a new call.
     """
     attempt = here()
-    if attempt is None or attempt.task.checkpoint is None:
+    if attempt is None:
+        return None
+    await _refuse_ended(attempt)
+    if attempt.task.checkpoint is None:
         return None
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
     if point is None:
@@ -199,8 +200,7 @@ async def read_artifact(sha256: str, /) -> bytes:
     Raises NotFound, and NotInTask outside a task: there ask `Client.artifact`.
     """
     attempt = _attempt("read_artifact")
-    if attempt.has_ended:
-        await attempt.turn_away()
+    await _refuse_ended(attempt)
     return await attempt.journal.read(artifacts.get, sha256)
 
 
@@ -210,6 +210,7 @@ def stream(text: str, /) -> None:
     `perdure run` shows it on a terminal. Silent while records answer; nothing outside a task.
     """
     attempt = here()
+    _refuse_cut_off()
     if attempt is not None and attempt.journal.is_live:
         attempt.host.stream(attempt, EventKind.AI_STREAMING, {"text": _masked(text)})
 
@@ -218,9 +219,26 @@ def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -
     """Say what the call around this consumed, where its result does not. Nothing outside a task."""
     scope = ambient.scope()
     if scope is not None:
+        _refuse_cut_off()
         for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens), ("cost", cost)):
             _check_used(value, name)
         scope.usage.append({"input": input_tokens, "output": output_tokens, "cost": cost})
+
+
+async def _refuse_ended(attempt: Attempt) -> None:
+    """Raise CancelledError once the attempt is to end, and inside a call that was cut off: that tells nothing more."""
+    if attempt.has_ended:
+        await attempt.turn_away()
+    scope = ambient.scope()
+    if scope is not None and scope.is_cut_off:
+        await attempt.turn_away(ambient.CUT_OFF)
+
+
+def _refuse_cut_off() -> None:
+    """Raise CancelledError inside a call that was cut off, in a thread Cancelled: where nothing is awaited."""
+    scope = ambient.scope()
+    if scope is not None and scope.is_cut_off:
+        raise asyncio.CancelledError(ambient.CUT_OFF) if scope.runner.is_on_loop else Cancelled(ambient.CUT_OFF)
 
 
 def _check_used(value: object, field: str) -> None:
