@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 import perdure
+import perdure.sync
 from tests.theatre import Theatre
 
 
@@ -104,3 +107,38 @@ async def test_a_state_equal_to_an_earlier_one_is_a_checkpoint_of_its_own(house:
 
     assert await task.result() == "A"
     assert begun == [None, "B", "A"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("verb", ["checkpoint", "last_checkpoint"])
+async def test_a_checkpoint_inside_a_tool_is_refused_before_anything_is_written(
+    house: Theatre, verb: str, is_async: bool
+) -> None:
+    tries: list[str] = []
+    arguments = [{"i": 1}] if verb == "checkpoint" else []
+
+    @perdure.tool(risk="low", name="crawl")
+    async def on_the_loop() -> None:
+        tries.append(verb)
+        await getattr(perdure, verb)(*arguments)
+
+    @perdure.tool(risk="low", name="crawl")
+    def in_a_thread() -> None:
+        tries.append(verb)
+        getattr(perdure.sync, verb)(*arguments)
+
+    @perdure.agent
+    async def host() -> str:
+        await perdure.checkpoint("mine")
+        with pytest.raises(perdure.BadInput, match=rf"^{verb} was called inside a tool.*in the agent's own code") as no:
+            await perdure.call(on_the_loop if is_async else in_a_thread)
+        return str(no.value)
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    said = await task.result()
+    await house.dismiss(actor)
+
+    assert "the calls that it makes are recorded each on its own" in said
+    assert tries == [verb]
+    assert house.row(task).checkpoint == 1

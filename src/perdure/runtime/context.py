@@ -29,6 +29,7 @@ from perdure.runtime.call import Call
 from perdure.runtime.verbs import call, gather, here, model, read, step
 from perdure.store import artifacts, messages, steps
 from perdure.store.sessions import check_id, need_text
+from perdure.trace import ROOT
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -146,13 +147,17 @@ async def message(role: str, content: Any, /) -> None:
 
 
 async def checkpoint(state: Any, /) -> None:
-    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task."""
+    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
+
+    For the agent's own code: raises BadInput inside a tool or another call.
+    """
     attempt = here()
     if attempt is None:
         return
     await _refuse_ended(attempt)
+    _refuse_inside_call("checkpoint")
     key = _told_key(attempt, "checkpoint", {"state": state})
-    packed = codec.pack(_encoded(state))
+    packed = codec.pack(codec.encode(state))
     await attempt.journal.write(messages.save_checkpoint, attempt.journal.fence, packed, step_key=key)
 
 
@@ -160,12 +165,13 @@ async def last_checkpoint() -> Any:
     """The newest state saved before this attempt, else None.
 
     The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
-    a new call.
+    a new call. Raises BadInput inside a tool or another call.
     """
     attempt = here()
     if attempt is None:
         return None
     await _refuse_ended(attempt)
+    _refuse_inside_call("last_checkpoint")
     if attempt.task.checkpoint is None:
         return None
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
@@ -239,6 +245,17 @@ def _refuse_cut_off() -> None:
     scope = ambient.scope()
     if scope is not None and scope.is_cut_off:
         raise asyncio.CancelledError(ambient.CUT_OFF) if scope.runner.is_on_loop else Cancelled(ambient.CUT_OFF)
+
+
+def _refuse_inside_call(what: str) -> None:
+    """A checkpoint is the whole task's: one saved for a tool alone would say of all other calls that they are done."""
+    if ambient.require(what).parent_key != ROOT:
+        raise BadInput(
+            f"{what} was called inside a tool or another call, and a checkpoint is its whole task's: what was recorded "
+            "before it counts as done, also for other branches. Call it in the agent's own code. Inside a tool none is "
+            "needed: the calls that it makes are recorded each on its own.",
+            field=what,
+        )
 
 
 def _check_used(value: object, field: str) -> None:
