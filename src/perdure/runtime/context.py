@@ -158,14 +158,17 @@ async def checkpoint(state: Any, /) -> None:
     _refuse_inside_call("checkpoint")
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(codec.encode(state))
-    await attempt.journal.write(messages.save_checkpoint, attempt.journal.fence, packed, step_key=key)
+    journal = attempt.journal
+    open_keys = sorted({*journal.open_keys, *journal.records.to_come})
+    await journal.write(messages.save_checkpoint, journal.fence, packed, step_key=key, open_keys=open_keys)
 
 
 async def last_checkpoint() -> Any:
     """The newest state saved before this attempt, else None.
 
     The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
-    a new call. Raises BadInput inside a tool or another call.
+    a new call. One that was open at the checkpoint, in another branch, is found again when it is made. Raises BadInput
+    inside a tool or another call.
     """
     attempt = here()
     if attempt is None:
@@ -177,7 +180,10 @@ async def last_checkpoint() -> Any:
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
     if point is None:
         return None
-    attempt.journal.go_on_from(point)
+    journal = attempt.journal
+    journal.records.leave_open(point.open_keys)
+    journal.has_history = journal.has_history or bool(point.open_keys)  # Of such a call there may be no record yet.
+    journal.go_on_from(point)
     return codec.decode(point.state)
 
 

@@ -204,7 +204,8 @@ def last_checkpoint() -> Any:
     """The newest state saved before this attempt, else None.
 
     The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
-    a new call. Raises BadInput inside a tool or another call.
+    a new call. One that was open at the checkpoint, in another branch, is found again when it is made. Raises BadInput
+    inside a tool or another call.
     """
     return wait(context.last_checkpoint, name="last_checkpoint")
 
