@@ -20,7 +20,7 @@ def became(house: Theatre, task: perdure.TaskHandle[Any]) -> list[tuple[str, str
     return [(one.status, one.reason) for one in reversed(asked)]
 
 
-@pytest.mark.parametrize("left", ["by its agent", "by a sibling", "by a timeout around it"])
+@pytest.mark.parametrize("left", ["by its agent", "by a sibling", "by a timeout around it", "in a thread"])
 @pytest.mark.parametrize("kind", ["call", "ask"])
 async def test_a_question_whose_call_was_left_is_taken_back_and_asked_anew(
     house: Theatre, kind: str, left: str
@@ -39,6 +39,10 @@ async def test_a_question_whose_call_was_left_is_taken_back_and_asked_anew(
     async def hurried() -> str:
         return await asks()
 
+    @perdure.tool(risk="low", timeout=5, retries=0)
+    async def out_of_reach() -> str:
+        return await asyncio.shield(asyncio.ensure_future(asks()))  # As in a thread, which nobody can cancel.
+
     async def fails() -> None:
         await asyncio.sleep(5)
         raise TimeoutError
@@ -49,6 +53,8 @@ async def test_a_question_whose_call_was_left_is_taken_back_and_asked_anew(
                 await asks()
         elif left == "by a timeout around it":
             await hurried()
+        elif left == "in a thread":
+            await out_of_reach()
         else:
             async with asyncio.TaskGroup() as group:
                 group.create_task(asks())

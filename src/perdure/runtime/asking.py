@@ -53,12 +53,13 @@ async def ask_person(
 async def until_settled(attempt: Attempt, new: questions.NewQuestion) -> Question:
     """Open a question (or find the one that is open) and wait until it is settled."""
     journal = attempt.journal
+    inside = None if new.kind is QuestionKind.STEP_IN_DOUBT else ambient.scope()
     opening = asyncio.ensure_future(journal.write(questions.open_question, journal.fence, new))
     try:
         question = await asyncio.shield(opening)
         attempt.host.tell(question)
         while question.status is QuestionStatus.OPEN:
-            await attempt.waits.until(Wait(WaitKind.QUESTION, (question.id,), new.step_key))
+            await attempt.waits.until(Wait(WaitKind.QUESTION, (question.id,), new.step_key), inside=inside)
             question = await journal.read(questions.get, question.id)
         return question
     except asyncio.CancelledError as cut:
@@ -66,6 +67,7 @@ async def until_settled(attempt: Attempt, new: questions.NewQuestion) -> Questio
             opening.cancel()  # The next attempt finds the question again.
         elif new.kind is not QuestionKind.STEP_IN_DOUBT:
             why = cut.args[0] if cut.args and isinstance(cut.args[0], TakenBack) else _NOBODY_WAITS
+            attempt.waits.go_on()
             await journal.followed(new.step_key, _take_back(journal, opening, why))
         raise
 
