@@ -45,6 +45,7 @@ from perdure.errors import (
     TaskTimedOut,
     ToolError,
 )
+from perdure.gathering import gather
 from perdure.model.event import Event
 from perdure.model.message import Message
 from perdure.model.task import Task
@@ -59,7 +60,6 @@ from perdure.runtime.context import (
     current,
     deps,
     event,
-    gather,
     last_checkpoint,
     message,
     model,

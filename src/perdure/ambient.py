@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct, field
 
 from perdure.errors import NoTaskContext, NotInTask
-from perdure.phrases import shown
 
 if TYPE_CHECKING:
     from perdure.callables import AgentCall, ToolCall
@@ -59,6 +59,7 @@ class Scope(Struct):
     is_look: bool = False  # inside reconcile: what is called there is called afresh, and stands on no record
     has_returned: bool = False  # what it left running begins nothing once the attempt ends
     is_over: bool = False  # it was cut off, or is tried again
+    main: asyncio.Task[Any] | None = None  # runs it, one call after the other; None where a thread does
 
     @property
     def is_cut_off(self) -> bool:
@@ -70,6 +71,23 @@ class Scope(Struct):
 
 
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)  # read at once where each call comes by
+
+
+# What a branch has called so far, that is code of a scope in an asyncio task beside the one that runs it.
+_branch: ContextVar[tuple[Scope, bytes] | None] = ContextVar("perdure_branch", default=None)
+
+
+def branch(scope: Scope) -> bytes | None:
+    """A digest of what the running branch of this scope has called so far; None outside branches."""
+    if scope.main is None or asyncio.current_task() is scope.main:
+        return None
+    known = _branch.get()
+    return known[1] if known is not None and known[0] is scope else b""
+
+
+def go_on(scope: Scope, before: bytes, told: str) -> None:
+    """The running branch has called this, too; so have those that it begins from here on."""
+    _branch.set((scope, hashlib.blake2b(before + told.encode(), digest_size=8).digest()))
 
 
 def scope() -> Scope | None:
@@ -139,9 +157,3 @@ class RunningAttempts:
 
 # One per process, as a thread that lost its context can find nothing nearer.
 running_attempts = RunningAttempts()
-
-
-def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Arguments as text for messages; never fails."""
-    parts = [shown(value) for value in args] + [f"{name}={shown(value)}" for name, value in kwargs.items()]
-    return ", ".join(parts)

@@ -8,7 +8,8 @@ prompt does not. Alternatives joined by `|` would be a pipe, in which the shell 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +19,24 @@ Way = tuple[str, str]
 """A command, and what it does."""
 
 VALUE: Final = "VALUE"
+
+_QUOTED: Final = re.compile("`perdure ([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """What a call that happened may have returned: something, which `told` describes where it is known, or nothing."""
+
+    something: bool = True
+    nothing: bool = True
+    told: str = ""
+
+
+# How "it happened" may go on, as words of its command.
 NO_RESULT: Final = ""
 RESULT: Final = " --result JSON"
-ANY_RESULT: Final = (NO_RESULT, RESULT)
-"""What "it happened" may go on with where nobody knows whether the call returns something."""
+ANYTHING: Final = Returns()
+"""Where nobody knows what the call returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +53,24 @@ class Commands:
         """A command of these words."""
         return f"perdure {words}{self.flags}"
 
+    def made_whole(self, text: str) -> str:
+        """A message of one who does not know these flags, each command in it with them."""
+        return _QUOTED.sub(lambda found: f"`{self.line(found[1])}`", text)
+
     @property
     def worker(self) -> str:
         """The command that starts a worker."""
         return self.line(f"worker {self.app}" if self.app else "worker")
 
-    def answer(self, question_id: str, kind: str, *, results: Sequence[str] = ANY_RESULT) -> tuple[Way, ...]:
-        """Each command that answers a question.
-
-        `results` is what "it happened" may go on with: the result of the call, nothing, or either.
-        """
+    def answer(self, question_id: str, kind: str, *, returns: Returns = ANYTHING) -> tuple[Way, ...]:
+        """Each command that answers a question; `returns` tells of the call that it may be about."""
         yes = self.line(f"approve {question_id}")
         no = self.line(f'deny {question_id} --because "…"')
         match kind:
             case QuestionKind.STEP_IN_DOUBT:
                 runs = "it did not; it runs, once its old worker is proven dead"
                 unknown = "nobody knows; the agent gets OutcomeUnknown"
-                return self._verdicts(f"answer {question_id}", results, not_happened=runs, give_up=unknown)
+                return self._verdicts(f"answer {question_id}", returns, not_happened=runs, give_up=unknown)
             case QuestionKind.ASK:
                 return ((self.line(f"answer {question_id} {VALUE}"), "the agent gets the value"),)
             case QuestionKind.CALL:
@@ -62,20 +78,28 @@ class Commands:
             case _:
                 return ((yes, "the task goes on"), (no, "the task fails"))
 
+    def whole(self, question_id: str) -> Way:
+        """The command that shows a question of which only a part was shown."""
+        return self.line(f"questions {question_id}"), "all of the question"
+
     def anyway(self, question_id: str) -> Way:
         """The command that runs a call again without proof that its old worker is dead."""
         return self.line(f"answer {question_id} --not-happened --anyway"), "run it without that proof"
 
-    def settle(self, task_id: str, step: int, *, results: Sequence[str] = ANY_RESULT) -> tuple[Way, ...]:
+    def settle(self, task_id: str, step: int, *, returns: Returns = ANYTHING) -> tuple[Way, ...]:
         """Each command that says what became of a call which an ended task left in doubt."""
         unknown = "nobody can find out"
-        return self._verdicts(f"settle {task_id} {step}", results, not_happened="it did not", give_up=unknown)
+        return self._verdicts(f"settle {task_id} {step}", returns, not_happened="it did not", give_up=unknown)
 
-    def _verdicts(self, words: str, results: Sequence[str], *, not_happened: str, give_up: str) -> tuple[Way, ...]:
-        nothing = " and returned nothing" if RESULT in results else ""
-        returned = {NO_RESULT: f"it happened{nothing}", RESULT: "it happened, and JSON is what it returned"}
+    def _verdicts(self, words: str, returns: Returns, *, not_happened: str, give_up: str) -> tuple[Way, ...]:
+        told = f": {returns.told}" if returns.told else ""
+        something = self.line(f"{words} --happened{RESULT}"), f"it happened, and JSON is what it returned{told}"
+        nothing = "it happened"
+        if returns.something:  # What is pasted must not say that it returned nothing where nobody knows that it may.
+            nothing += " and returned nothing" if returns.told else ", if it is a call that returns nothing"
         return (
-            *((self.line(f"{words} --happened{result}"), returned[result]) for result in results),
+            *([something] if returns.something else []),
+            *([(self.line(f"{words} --happened{NO_RESULT}"), nothing)] if returns.nothing else []),
             (self.line(f"{words} --not-happened"), not_happened),
             (self.line(f"{words} --give-up"), give_up),
         )

@@ -250,7 +250,7 @@ class Suspend(BaseException):
 
 
 class Cancelled(BaseException):
-    """A synchronous agent's task was cancelled. Let it pass."""
+    """A synchronous agent's task was cancelled, or the call that this code runs in was cut off. Let it pass."""
 
 
 # -- the store ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     resumed assistant …7Q2M at step 6: 3 model calls, 2 tool calls from the record (4,180 tokens not bought again)
     recovered 3 tasks: 2 resumed at step 7 and 4, 1 waits for you: did send_email(to="team@example.org") happen?
     waits for you: did send_email(to="team@example.org") happen?
-      it happened, and JSON is what it returned
+      it happened, and JSON is what it returned: a str
         perdure answer Q19 --happened --result JSON
       it did not; it runs, once its old worker is proven dead
         perdure answer Q19 --not-happened
@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure import phrases
-from perdure.commands import ANY_RESULT, Commands, as_lines
+from perdure.commands import ANYTHING, Commands, Returns, as_lines
 from perdure.errors import BadInput, PerdureError
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import tail
 from perdure.people import wanted
-from perdure.runtime.answers import result_flags
+from perdure.returned import returned
 from perdure.store import questions
 from perdure.store.database import Transaction
 
@@ -52,14 +52,14 @@ class Asked:
     to: str
     task_id: str
     wants: str = ""
-    results: tuple[str, ...] = ANY_RESULT
+    returns: Returns = ANYTHING
 
     @classmethod
     def of(cls, question: Question, evidence: object) -> Asked:
         """The question of a row, with what it rests on."""
         wants = wanted(evidence) if question.kind is QuestionKind.ASK else ""
         told = question.id, question.kind, question.text, question.to, question.task_id
-        return cls(*told, wants, result_flags(evidence))
+        return cls(*told, wants, returned(evidence))
 
 
 class News:
@@ -217,7 +217,7 @@ class News:
             return [*map(resumed_line, ours.values()), *questions]
         parts = [f"{len(resumed):,} resumed at step {_steps(resumed)}"] if resumed else []
         if waiting:
-            text = phrases.one_line(next(iter(waiting.values())).text)
+            text = phrases.asked(next(iter(waiting.values())).text)
             parts.append(f"{len(waiting):,} {'waits' if len(waiting) == 1 else 'wait'} for you: {text}")
         # What was handed back, or has its answer now, is only taken up again.
         has_crashed = not self._recovered.isdisjoint([*ours, *waiting])
@@ -279,9 +279,12 @@ def unmanned_line(facts: Mapping[str, Any]) -> str:
 def asked_lines(one: Asked, commands: Commands) -> list[str]:
     """What is asked, of whom, and under it the commands that answer, each on a line of its own."""
     wants = f"  ({one.wants})" if one.wants else ""
-    ways = as_lines(commands.answer(one.id, one.kind, results=one.results))
-    text = phrases.one_line(one.text, limit=400)
-    return [f"waits for {one.to or 'you'}: {text}{wants}", *(f"  {way}" for way in ways)]
+    ways = commands.answer(one.id, one.kind, returns=one.returns)
+    whole = [commands.whole(one.id)] if phrases.is_cut(one.text) else []
+    return [
+        f"waits for {one.to or 'you'}: {phrases.asked(one.text)}{wants}",
+        *(f"  {way}" for way in as_lines([*whole, *ways])),
+    ]
 
 
 def _looked_up(tx: Transaction, ids: list[str]) -> dict[str, Asked]:

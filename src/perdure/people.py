@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perdure import phrases
+from perdure.commands import Commands
 from perdure.model.event import EventKind
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.step import Step
@@ -51,11 +52,16 @@ def wanted(evidence: object) -> str:
     return "" if wants == "any" else f"wants {_WANTED.get(wants) or told(wants)}"
 
 
-def answers(tx: Transaction, task: Task) -> Iterator[str]:
-    """What became of a task's questions, oldest first: what was said, by whom, when and why."""
+def answers(tx: Transaction, task: Task, *, commands: Commands) -> Iterator[str]:
+    """What became of a task's questions, oldest first: what was said, by whom, when and why.
+
+    Below a question that is shortened stands the one of `commands` that shows all of it.
+    """
     for question in reversed(questions.of_task(tx, task.id)):
         if question.status is not QuestionStatus.OPEN:
-            yield f"{question.id} {phrases.one_line(question.text)} {said(tx, question)}"
+            yield f"{question.id} {phrases.asked(question.text)} {said(tx, question)}"
+            if phrases.is_cut(question.text):
+                yield f"  all of it: {commands.whole(question.id)[0]}"
 
 
 def said(tx: Transaction, question: Question) -> str:

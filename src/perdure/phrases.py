@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from perdure import codec
+from perdure import codec, written
 from perdure.errors import Error
 from perdure.model.step import Step
 
@@ -20,6 +20,8 @@ from perdure.model.step import Step
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _LATEST_MS: Final = 253_370_764_800_000  # the year 9999, beyond which no calendar goes
 _SHOWN_CHARS: Final = 60
+_CALL_CHARS: Final = 240
+_ASKED_CHARS: Final = 400
 # Errors that tell more of a call than that it failed.
 _OUTCOMES: Final = {
     "perdure.errors.Denied": "denied",
@@ -64,18 +66,19 @@ def listed(texts: Collection[str], *, most: int = 5) -> str:
     return shown if len(texts) <= most else f"{shown} and {len(texts) - most:,} more"
 
 
-def call(name: str, arguments: object, *, most: int = 6) -> str:
-    """A call as one would write it: `refund(order="o-9", amount=120)`."""
+def call(name: str, arguments: object, *, limit: int = _CALL_CHARS, secrets: Collection[str] = ()) -> str:
+    """A call as one would write it: `refund(order="o-9", amount=120)`, its arguments cut to `limit` characters.
+
+    Equal for equal evidence, whichever process writes it. The text of every secret in the arguments is masked.
+    """
     if not isinstance(arguments, Mapping):
         return f"{name}({'' if arguments is None else shown(arguments)})"
-    parts = [f"{key}={shown(value)}" for key, value in list(arguments.items())[:most]]
-    return f"{name}({', '.join(parts)}{', …' if len(arguments) > most else ''})"
+    return f"{name}({written.arguments(arguments, limit=limit, secrets=secrets)})"
 
 
 def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
-    """A value on one line, cut to `limit` characters; of what is no plain value only the class is told."""
-    text = _written(value, 3)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """A value on one line, cut to `limit` characters. Calls no code of a class of somebody's own."""
+    return written.one_line(value, limit=limit)
 
 
 def as_json(value: object, *, limit: int) -> str:
@@ -117,32 +120,16 @@ def one_line(text: str, *, limit: int = 200) -> str:
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 
+def asked(text: str) -> str:
+    """The text of a question on one line; of a long one its beginning and its end."""
+    return written.cut_in_middle(" ".join(text.split()), _ASKED_CHARS)
+
+
+def is_cut(text: str) -> bool:
+    """Whether `asked` does not tell all of a question: it is long, has lines, or leaves out some of an argument."""
+    return asked(text) != text.strip() or "…" in text
+
+
 def safe(text: str) -> str:
     """Text without characters that would steer a terminal; line ends and tabs stay."""
     return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
-
-
-def _written(value: object, depth: int) -> str:
-    """A plain value as JSON. Calls no code of a class of somebody's own."""
-    match value:
-        case str():
-            return json.dumps(str.__str__(value), ensure_ascii=False)
-        case None | bool():
-            return json.dumps(value)
-        case int():
-            return int.__repr__(value)
-        case float():
-            return float.__repr__(value)
-        case datetime() if type(value) is datetime:
-            return value.isoformat()
-        case _ if type(value) not in (dict, list, tuple):
-            return type(value).__name__
-        case {"$perdure": _, "v": inner}:
-            return _written(inner, depth)
-        case _ if depth == 0:
-            return "…"
-        case dict():
-            parts = [f"{_written(key, 0)}: {_written(part, depth - 1)}" for key, part in list(value.items())[:20]]
-            return f"{{{', '.join(parts)}}}"
-        case _:
-            return f"[{', '.join(_written(part, depth - 1) for part in list(value)[:20])}]"  # type: ignore[call-overload]  # a list or a tuple, see above

@@ -18,12 +18,11 @@ def call(name: str, given: object) -> str:
     """A recorded call as one would write it. The arguments of an imported one lie beside the batch it was asked in."""
     if isinstance(given, dict) and given.keys() == {"arguments", "batch"}:
         given = given["arguments"]
-    return phrases.call(name, _as_declared(name, given))
+    return phrases.call(name, as_declared(name, given) if isinstance(given, Mapping) else given)
 
 
-def _as_declared(name: str, arguments: object) -> object:
-    if not isinstance(arguments, Mapping):
-        return arguments
+def as_declared(name: str, arguments: Mapping[str, object]) -> Mapping[str, object]:
+    """Recorded arguments in the order in which the function of this name takes them, where it is known here."""
     for fn in functions_named(name):
         declared = inspect.signature(fn).parameters
         takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in declared.values())

@@ -41,6 +41,15 @@ def scope_under(parent: str) -> str:
     return "" if parent == ROOT else hashlib.sha256(parent.encode()).hexdigest()[:16] + "/"
 
 
+def _made_alike(one: str, other: str) -> bool:
+    """Whether two keys are of calls with the same name and input, or of the same key."""
+    return _without_place(one) == _without_place(other)
+
+
+def _without_place(key: str) -> str:
+    return key[len(scope_of(key)) :].rpartition("#")[0]
+
+
 class Occurrences:
     """Numbers equal calls of one attempt in the order they are made."""
 
@@ -208,21 +217,24 @@ class Records:
             self._lies_unused(step.key or "", step)
         return bool(dangerous)
 
-    def unused_like(self, name: str, *, parent: str, is_dangerous: bool, open_keys: Collection[str]) -> list[Step]:
+    def unused_like(
+        self, name: str, *, key: str, parent: str, is_dangerous: bool, open_keys: Collection[str]
+    ) -> list[Step]:
         """Records of this name that no call has asked for yet, a sign of drift: those under the same parent.
 
         For a dangerous call also those above low risk under any other: the call around it may have changed instead. But
-        what was made inside a call that is open now (of `open_keys`), and not around this one, is for that to ask for.
+        what was made inside a call that is open now (of `open_keys`), and not around this one, is for that to ask for;
+        unless it is the very same call: of workers on one queue another one may have it now.
         """
         found = dict(self._unused.get((scope_under(parent), name), {}))
         elsewhere = self._unused_above_low.get(name) if is_dangerous else None
         if elsewhere:
             owners = self._nesting.owners((*self._by_key, *open_keys))
             around = {ROOT, parent, *_around(parent, owners)}
-            for key, step in elsewhere.items():
-                nearest = next((one for one in _around(key, owners) if one in open_keys), ROOT)
-                if nearest in around:
-                    found[key] = step
+            for other, step in elsewhere.items():
+                nearest = next((one for one in _around(other, owners) if one in open_keys), ROOT)
+                if nearest in around or _made_alike(other, key):
+                    found[other] = step
         return [self._by_key[key] for key in found]  # As they are by now.
 
     def has_unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> bool:

@@ -6,7 +6,7 @@ It reads and decides nothing. What recovery would do is asked of the same functi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure import phrases, recalled
 from perdure.commands import Commands, Way, as_lines
@@ -17,8 +17,8 @@ from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Attempt, Mode, Task, Wait, WaitKind, tail
 from perdure.people import NOBODY, answers, ended_by, open_questions, settled, wanted
+from perdure.returned import returned
 from perdure.runtime import zombies
-from perdure.runtime.answers import result_flags
 from perdure.runtime.liveness import Judge
 from perdure.settings import Settings
 from perdure.states import AttemptStatus, InstanceStatus, QuestionStatus, TaskStatus
@@ -27,6 +27,8 @@ from perdure.store.database import Transaction
 
 _NOBODY_DEAD = Judge()
 _SHOWN_RECORDS = 5
+_READ_RECORDS = 200
+_UNKNOWN = ("in doubt", "nobody knows")
 _SHOWN_ATTEMPTS = 10
 _DEAD = "is dead"
 _ACTS = "the answer is stored and acts once"
@@ -77,7 +79,7 @@ def _because(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> 
         case TaskStatus.IDLE | TaskStatus.SWAPPED:
             return "its session is paused"
         case TaskStatus.INTERRUPTED:
-            return _interrupted(tx, task)
+            return _interrupted(tx, task, view)
         case _:
             return _ended(tx, task, view.commands)
 
@@ -113,7 +115,7 @@ def sections(
     task = tasks.get(tx, task_id)
     found = {
         "evidence": _evidence(tx, task, _View(judge, commands)),
-        "answers": answers(tx, task),
+        "answers": answers(tx, task, commands=commands),
         "rule": _rules(tx, task, recovery_limit),
         "tried": _tried(tx, task),
         "what moves it on": moves(tx, task, commands=commands, judge=judge),
@@ -162,7 +164,7 @@ def _pending(tx: Transaction, task: Task, ids: Collection[str], view: _View) -> 
         return f"it is to start {at}"
     asked = open_questions(tx, task)
     if asked:
-        return _are_open(asked)
+        return _are_open(asked, view.commands)
     nobody = _no_worker(tx, task, view)
     # Handed back while it waited for children: it will wait for them again.
     below = [child for child in task_lists.children(tx, task.id) if child.mode is Mode.FOREGROUND]
@@ -219,7 +221,11 @@ def _waiting(tx: Transaction, task: Task, wait: Wait, ids: Collection[str], view
         case WaitKind.QUESTION:
             asked = [questions.get(tx, key) for key in wait.keys]
             still = [one for one in asked if one.status is QuestionStatus.OPEN]
-            return _are_open(still) if still else f"question {asked[0].id} is answered: {_goes_on(tx, task, view)}"
+            return (
+                _are_open(still, view.commands)
+                if still
+                else f"question {asked[0].id} is answered: {_goes_on(tx, task, view)}"
+            )
         case WaitKind.RECEIVE:
             until = "" if wait.until_ms is None else f" (it waits until {phrases.moment(wait.until_ms, tx.now)})"
             return f"nobody has sent {phrases.listed([phrases.shown(key) for key in wait.keys])} yet{until}"
@@ -256,10 +262,10 @@ def _not_done(found: Sequence[Task], ids: Collection[str]) -> str:
     return f"{len(still)} of {phrases.count(len(found), 'child', 'children')} {are} not done: {names}"
 
 
-def _interrupted(tx: Transaction, task: Task) -> str:
+def _interrupted(tx: Transaction, task: Task, view: _View) -> str:
     asked = [one for one in open_questions(tx, task) if one.kind is QuestionKind.RESUME]
     if asked:
-        return _are_open(asked)
+        return _are_open(asked, view.commands)
     last = _last_attempt(tx, task)
     error = None if last is None else tasks.read_error(tx, last.error)
     why = f" ({error.message})" if error is not None and error.message else ""
@@ -283,12 +289,13 @@ def left_in_doubt(tx: Transaction, task: Task, *, commands: Commands = _MEANT) -
     return f"{phrases.count(len(left), 'call')} in doubt: {commands.line(f'why {task.id}')}" if left else ""
 
 
-def _are_open(asked: Sequence[Question]) -> str:
+def _are_open(asked: Sequence[Question], commands: Commands) -> str:
     """That questions are open: the text of the first, and which others there are."""
     first, *others = asked
+    whole = f"; all of it: {commands.whole(first.id)[0]}" if phrases.is_cut(first.text) else ""
     to = f"  (to {first.to})" if first.to else ""
     more = f"; so {'is' if len(others) == 1 else 'are'} {phrases.listed([one.id for one in others])}" if others else ""
-    return f"question {first.id} is open: {phrases.one_line(first.text)}{to}{more}"
+    return f"question {first.id} is open: {phrases.asked(first.text)}{to}{more}{whole}"
 
 
 def _called(tx: Transaction, instance_id: str) -> str:
@@ -322,14 +329,12 @@ def _headline(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
 
 def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
     for question in open_questions(tx, task):
-        yield from _of_question(tx, question)
+        yield from _of_question(tx, question, view.commands)
     settled_by = settled(tx, task.id) if task.status.is_terminal else NOBODY
-    first = max(-1, task.step_count - _SHOWN_RECORDS - 1)
-    if first >= 0:
-        yield f"{phrases.count(first + 1, 'earlier record')}: {view.commands.line(f'show {task.id}')}"
-    for step, payload in steps.listing(tx, task.id, after=first, limit=_SHOWN_RECORDS):
-        if step.is_note:
-            continue
+    shown, left_out = _records(tx, task)
+    if left_out:
+        yield f"{phrases.count(left_out, 'earlier record')}: {view.commands.line(f'show {task.id}')}"
+    for step, payload in shown:
         what = recalled.call(step.name or step.event_kind, payload)
         when = phrases.moment(step.timestamp, tx.now)
         began = f"{what} began {when} in attempt {step.attempt}"
@@ -343,6 +348,16 @@ def _evidence(tx: Transaction, task: Task, view: _View) -> Iterator[str]:
             held_by = _instance(tx, owner.instance_id)
             health = "is not on record" if held_by is None else _health(tx, held_by, view.judge)
             yield f"  held by {_called(tx, owner.instance_id)}, which {health}"
+
+
+def _records(tx: Transaction, task: Task) -> tuple[list[tuple[Step, Any]], int]:
+    """The last calls, before them those of which nobody knows what they did, and how many records are left out."""
+    first = max(0, task.step_count - _READ_RECORDS)
+    read = steps.listing(tx, task.id, after=first - 1, limit=_READ_RECORDS)
+    calls = [one for one in read if not one[0].is_note]  # What answers no call is in nobody's way here.
+    unknown = [one for one in calls[:-_SHOWN_RECORDS] if phrases.outcome(one[0]) in _UNKNOWN]
+    shown = [*unknown[-_SHOWN_RECORDS:], *calls[-_SHOWN_RECORDS:]]
+    return shown, first + len(calls) - len(shown)
 
 
 def of_child(tx: Transaction, step: Step) -> str:
@@ -360,13 +375,15 @@ def _health(tx: Transaction, instance: Instance, judge: Judge) -> str:
     return "lives"
 
 
-def _of_question(tx: Transaction, question: Question) -> Iterator[str]:
+def _of_question(tx: Transaction, question: Question, commands: Commands) -> Iterator[str]:
     to = f" to {question.to}" if question.to else ""
     age = phrases.duration(tx.now - question.created_at)
     ends = "never expires"
     if question.expires_at is not None:
         ends = f"expires in {phrases.duration(question.expires_at - tx.now)}"
-    yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.one_line(question.text)}"
+    yield f"{question.id}, asked{to} {age} ago, {ends}: {phrases.asked(question.text)}"
+    if phrases.is_cut(question.text):
+        yield f"  all of it: {commands.whole(question.id)[0]}"
     said = questions.evidence(tx, question)
     for name in ("cause", "reconcile", "why"):
         if isinstance(said, dict) and said.get(name) and str(said[name]) not in question.text:
@@ -417,8 +434,8 @@ def moves(tx: Transaction, task: Task, *, commands: Commands = _MEANT, judge: Ju
 
 def settling(tx: Transaction, step: Step, commands: Commands) -> tuple[Way, ...]:
     """The commands that settle a call which an ended task left in doubt, with what its tool may have returned."""
-    results = result_flags({**questions.evidence_of_step(tx, step), "tool": step.name})
-    return commands.settle(step.task_id, step.step_index, results=results)
+    returns = returned({**questions.evidence_of_step(tx, step), "tool": step.name})
+    return commands.settle(step.task_id, step.step_index, returns=returns)
 
 
 def settling_cancelled(tx: Transaction, question: Question, commands: Commands) -> tuple[Way, ...]:
@@ -436,8 +453,8 @@ def _moves(tx: Transaction, task: Task, view: _View) -> Iterator[Way]:
     is_late = bool(too_late(tx, task, judge=view.judge, commands=commands))
     asked = [] if is_late else open_questions(tx, task)
     for question in asked:
-        results = result_flags(questions.evidence(tx, question))
-        yield from commands.answer(question.id, question.kind, results=results)
+        returns = returned(questions.evidence(tx, question))
+        yield from commands.answer(question.id, question.kind, returns=returns)
     if task.status is TaskStatus.INTERRUPTED and not asked and not is_late:
         yield commands.line(f"resume {task.id}"), "decide now, without waiting for a worker"
     for child in task_lists.children(tx, task.id):

@@ -19,7 +19,7 @@ from perdure.states import TaskStatus
 from tests.command_line import SOURCE, Desk, Said, finish, hear
 
 VERDICTS = [
-    "  it happened, and JSON is what it returned",
+    "  it happened, and JSON is what it returned: a str",
     "    perdure answer Q1 --happened --result JSON",
     "  it did not; it runs, once its old worker is proven dead",
     "    perdure answer Q1 --not-happened",

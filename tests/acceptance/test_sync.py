@@ -104,7 +104,7 @@ def test_outside_a_task_it_just_runs_in_the_calling_thread() -> None:
     assert perdure.read("name", threading.current_thread) is here
     assert perdure.step("name", threading.current_thread) is here
     assert perdure.call(research, "owls") == 4
-    assert perdure.gather(search.bind("a"), search.bind("b")) == [["a", "a!"], ["b", "b!"]]
+    assert list(perdure.gather(search.bind("a"), search.bind("b"))) == [["a", "a!"], ["b", "b!"]]
     assert perdure.last_checkpoint() is None
     assert perdure.now().tzinfo is not None
 
@@ -136,7 +136,7 @@ def test_gather_runs_everything_at_once(tmp_db: Path) -> None:
 
     @perdure.agent
     def host() -> list[str]:
-        return perdure.gather(meet.bind("a"), meet.bind("b"), meet.options(key="c").bind("c"))
+        return list(perdure.gather(meet.bind("a"), meet.bind("b"), meet.options(key="c").bind("c")))
 
     assert new_app(tmp_db, host).run(host) == ["a", "b", "c"]
 
@@ -186,7 +186,7 @@ def test_children_of_one_gather_are_waited_for_as_one(tmp_db: Path) -> None:
 
     @perdure.agent
     def parent() -> list[str]:
-        return perdure.gather(child.bind("a"), child.bind("b"))
+        return list(perdure.gather(child.bind("a"), child.bind("b")))
 
     app = new_app(tmp_db, parent, child)
     with app, app.worker():

@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ import pytest
 from perdure.clock import FakeClock, SeededIds
 from perdure.errors import StoreBusy, StoreClosed, StoreError, StoreFull
 from perdure.settings import Settings
-from perdure.store import Store, open_store
+from perdure.store import Store, checkpointer, open_store
 from perdure.store.database import Transaction
 from perdure.store.sqlite_file import is_empty
+from perdure.store.sqlite_transaction import SqliteTransaction
 from perdure.store.waiters import ThreadWaiter
 from perdure.store.writer_lock import WriterLock
 from tests.children import Script, run_together
@@ -142,6 +145,69 @@ def test_the_lock_excludes_after_a_wait_was_given_up(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_lock_that_is_closed_while_its_thread_waits_closes_no_file_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    lock = WriterLock(tmp_path / "lock", busy_s=0.05)
+    with pytest.raises(StoreBusy):
+        lock.take()  # its thread waits on
+    really_release, opened = lock._wanted.release, list[int]()
+
+    def release_while_the_holder_does() -> None:
+        really_release()
+        fcntl.flock(holder, fcntl.LOCK_UN)
+        assert lock._thread is not None
+        lock._thread.join(10)
+        opened.append(os.open(tmp_path / "another", os.O_RDWR | os.O_CREAT))
+
+    monkeypatch.setattr(lock._wanted, "release", release_while_the_holder_does)
+    lock.close()
+
+    for one in (holder, *opened):
+        os.close(one)
+
+
+def test_a_wait_that_is_interrupted_locks_no_file_but_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (WriterLock(tmp_path / "lock", busy_s=10) for _ in range(2))
+    first.take()
+
+    def interrupt(**_options: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(second._granted, "acquire", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        second.take()
+
+    second.close()
+    another = os.open(tmp_path / "another", os.O_RDWR | os.O_CREAT)
+    assert another != second._fd  # to which its thread goes on to wait
+    first.drop()
+    assert second._thread is not None
+    second._thread.join(10)
+    assert not second._thread.is_alive()
+    first.take()
+    first.close()
+    os.close(another)
+
+
+def test_a_childs_child_keeps_its_files_though_its_parent_had_a_store_open(store: Store, tmp_path: Path) -> None:
+    assert store.call(put, "a") == "a"
+
+    def fork_again(_number: int) -> None:
+        own = [os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT) for _ in range(4)]
+
+        def look(_number: int) -> None:
+            for one in own:
+                os.fstat(one)
+
+        assert run_together(1, look) == []
+
+    assert run_together(1, fork_again) == []
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_lock_that_fails_once_is_told_and_the_writer_goes_on(
     store: Store, tmp_db: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
@@ -239,6 +305,31 @@ def test_a_call_that_closing_overtakes_is_answered(store: Store, monkeypatch: py
         waiter.wait()
 
 
+def test_a_reader_that_cannot_end_its_transaction_reads_no_old_snapshot_later(store: Store) -> None:
+    def keep(operation: int, word: str | None, *_: object) -> int:
+        is_rollback = operation == apsw.SQLITE_TRANSACTION and word == "ROLLBACK"
+        return apsw.SQLITE_DENY if is_rollback else apsw.SQLITE_OK
+
+    both, begun = threading.Barrier(2), threading.Event()
+
+    def spoil(tx: Transaction) -> list[str]:
+        assert isinstance(tx, SqliteTransaction)
+        tx._connection.authorizer = keep
+        begun.set()
+        both.wait(10)
+        return keys(tx)
+
+    waiters: list[ThreadWaiter[list[str]]] = [ThreadWaiter() for _ in range(2)]
+    store.database.read(spoil, waiters[0])
+    assert begun.wait(10)
+    store.database.read(spoil, waiters[1])  # by the other thread, for the first one waits
+    assert [one.wait() for one in waiters] == [[], []]
+
+    store.call(put, "a")
+
+    assert [store.read(keys) for _ in range(4)] == [["a"]] * 4
+
+
 def test_processes_that_write_at_once_share_the_file(tmp_db: Path) -> None:
     open_store(str(tmp_db)).close()
 
@@ -265,6 +356,30 @@ def test_the_log_stays_below_its_cap(store: Store, tmp_db: Path, way: str) -> No
     assert log.stat().st_size < 70 << 20
     store.close()
     assert not log.exists()
+
+
+def test_a_reader_that_holds_the_log_holds_up_no_commit_and_the_log_is_cut_when_it_has_gone(
+    store: Store, tmp_db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_CAP_BYTES", 1 << 20)
+    log = tmp_db.with_name(f"{tmp_db.name}-wal")
+    body = os.urandom(1_000_000)
+    settings = Settings(busy_s=30)  # so long would a commit take that waits for the reader
+    with open_store(str(tmp_db), settings=settings) as patient, closing(apsw.Connection(str(tmp_db))) as reader:
+        reader.execute("BEGIN; SELECT count(*) FROM tasks").fetchall()
+        began = time.monotonic()
+        for number in range(12):
+            patient.call(put_body, key=f"{number}", body=body)
+            store.call(put, f"of another process {number}")  # It would be refused after 0.2 s.
+
+        assert time.monotonic() - began < 20
+        assert log.stat().st_size > 10 << 20
+
+        reader.execute("ROLLBACK")
+        for number in range(12):
+            patient.call(put_body, key=f"after {number}", body=body)
+
+        assert log.stat().st_size < 12 << 20
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ async def frugal(order: str) -> str:
 
 @perdure.agent(budget=perdure.Budget(tool_calls=4))
 async def sharing() -> list[str]:
-    return await perdure.gather(frugal("a"), frugal("b"))
+    return list(await perdure.gather(frugal("a"), frugal("b")))
 
 
 @perdure.agent(risk="high")
@@ -250,7 +250,7 @@ async def test_a_stand_in_that_never_returned_did_not_happen() -> None:
 
     @perdure.agent
     async def beside() -> list[str]:
-        return await perdure.gather(send("slow"), look_up_later())
+        return list(await perdure.gather(send("slow"), look_up_later()))
 
     async def look_up_later() -> str:
         await perdure.sleep(2)

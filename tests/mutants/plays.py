@@ -51,7 +51,7 @@ async def race() -> list[str]:
 
     found = await perdure.gather(branch("slow", 5), branch("fast", 1))
     await look_up("last")
-    return found
+    return list(found)
 
 
 PLAYS: dict[str, Startable[[], Any]] = {"sends": sends, "notes": notes, "race": race}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -39,6 +41,29 @@ async def test_a_call_is_asked_about_only_where_its_arguments_want_it(house: The
     assert done_before == [("o-1", 50)]
     assert await task.result() == ["r-o-1", "r-o-2"]
     assert house.row(task).status == "completed"
+
+
+async def test_who_approves_sees_the_values_of_what_runs(house: Theatre) -> None:
+    @dataclass
+    class Pay:
+        amount: Decimal
+        to: str
+        token: str
+
+    @perdure.tool(approve=True, secret=["pin"])
+    async def pay(p: Pay, pin: str) -> str:
+        return "paid"
+
+    @perdure.agent
+    async def host() -> str:
+        return await pay(Pay(Decimal(1_000_000), "mallory", "s3cret-pin"), "s3cret-pin")
+
+    await house.hire(host)
+    await house.client.start(host)
+    asked = await house.question()
+
+    shown = 'may pay(p=Pay(amount=1000000, to="mallory", token="[secret]")) run?'
+    assert asked.text == shown
 
 
 async def test_a_no_is_denied_with_who_and_why_and_nothing_runs(house: Theatre) -> None:

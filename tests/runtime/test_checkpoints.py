@@ -193,7 +193,7 @@ async def test_a_call_open_at_a_checkpoint_is_found_again_however_late_its_branc
     @perdure.agent(budget=budget)
     async def host() -> list[str | None]:
         first: int = await perdure.last_checkpoint() or 0
-        return await perdure.gather(rounds(first), other(first))
+        return list(await perdure.gather(rounds(first), other(first)))
 
     task = await house.client.start(host)
     for number in (3, 4):  # The second time before the other branch has made its call again.

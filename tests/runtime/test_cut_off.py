@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import perdure
+import perdure.sync as blocking
 from perdure import codec
+from perdure.errors import Cancelled
 from perdure.store import aio, steps
 from tests.held_calls import Ledger, kill_inside
 from tests.theatre import Theatre
@@ -451,3 +454,25 @@ async def test_an_answer_acts_as_soon_as_the_call_has_returned_that_hung_in_this
 
     assert await task.result() == "run 1"  # its own word, and no second run
     assert house.loop.time() - before < 2
+
+
+async def test_a_thread_whose_call_was_cut_off_is_told_so_and_not_that_its_task_has_ended(house: Theatre) -> None:
+    told: list[str] = []
+
+    @perdure.tool(risk="low", timeout=1, retries=0)
+    def slow() -> None:
+        for _ in range(2):
+            try:
+                blocking.sleep(5)
+            except Cancelled as cut:
+                told.append(str(cut))
+
+    @perdure.agent
+    async def host() -> str:
+        with suppress(TimeoutError):
+            await perdure.call(slow)
+        await asyncio.sleep(10)
+        return "went on"
+
+    assert await house.play(host) == "went on"
+    assert set(told) == {"the call around this one has been cut off"}

@@ -326,7 +326,7 @@ async def test_the_text_of_a_group_names_what_it_holds(house: Theatre) -> None:
 
     @perdure.agent(retries=0)
     async def host() -> list[int]:
-        return await perdure.gather(act(1), act(2), act(3))
+        return list(await perdure.gather(act(1), act(2), act(3)))
 
     with pytest.raises(perdure.TaskFailed) as failed:
         await house.play(host)

@@ -102,26 +102,6 @@ async def test_a_key_replaces_name_and_input(house: Theatre, cut: Cut) -> None:
     assert made == [1]
 
 
-async def test_one_key_for_two_tools_in_a_row_gives_each_its_own_result(house: Theatre, cut: Cut) -> None:
-    @perdure.tool(risk="low")
-    async def one() -> str:
-        return "one"
-
-    @perdure.tool(risk="low")
-    async def other() -> str:
-        return "other"
-
-    @perdure.agent
-    async def host() -> list[str]:
-        found = [await one.options(key="k")(), await other.options(key="k")()]
-        await cut.here()
-        return found
-
-    task = await killed_and_resumed(house, cut, host)
-
-    assert await task.result() == ["one", "other"]
-
-
 async def test_one_key_for_two_calls_at_once_is_refused(house: Theatre) -> None:
     @perdure.tool(risk="low")
     async def act(n: int) -> int:
@@ -429,44 +409,3 @@ async def test_a_question_about_drift_is_taken_back_when_a_branch_comes_to_its_r
     assert await task.result() == [1, 2]
     assert made == [1, 2]
     assert (await house.client.question(asked.id)).status == "cancelled"
-
-
-async def test_a_key_of_two_open_calls_names_no_third_while_one_of_them_is_open(house: Theatre) -> None:
-    both, may_end = asyncio.Event(), asyncio.Event()
-    made: list[str] = []
-
-    @perdure.tool
-    async def look(n: int) -> int:
-        made.append("look")
-        if len(made) == 1:
-            await both.wait()
-        else:
-            both.set()
-            await may_end.wait()
-        return n
-
-    @perdure.tool
-    async def act(n: int) -> int:
-        made.append("act")
-        return n
-
-    @perdure.agent
-    async def host() -> str:
-        async def branch() -> int:
-            await look.options(key="k")(1)
-            return await act.options(key="k")(2)
-
-        beside = asyncio.create_task(branch())
-        await asyncio.sleep(0)
-        other = asyncio.create_task(look.options(key="k")(1))
-        try:
-            await beside
-        except AmbiguousStep as refused:
-            return str(refused)
-        finally:
-            may_end.set()
-            await other
-        return "taken"
-
-    assert "names another call that is still open" in await house.play(host)
-    assert made == ["look", "look"]

@@ -441,16 +441,11 @@ async def test_two_calls_with_one_key_that_are_open_at_once_are_refused_though_t
     lives: list[int] = []
 
     @perdure.tool(risk="low", retries=0)
-    async def draw() -> str:
+    async def act(what: str) -> str:
         await asyncio.sleep(1)
-        if len(lives) == 1:
+        if what == "draw" and len(lives) == 1:
             raise ConnectionError("again")
-        return "drawn"
-
-    @perdure.tool(risk="low", retries=0)
-    async def write() -> str:
-        await asyncio.sleep(1)
-        return "written"
+        return what
 
     @perdure.agent(retries=1)
     async def host() -> str:
@@ -459,11 +454,11 @@ async def test_two_calls_with_one_key_that_are_open_at_once_are_refused_though_t
 
         async def drawing() -> str:
             await asyncio.sleep(0 if first else 0.5)
-            return await draw.options(key="k")()
+            return await act.options(key="k")("draw")
 
         async def writing() -> str:
             await asyncio.sleep(3 if first else 0)
-            return await write.options(key="k")()
+            return await act.options(key="k")("write")
 
         drawn, _ = await asyncio.gather(drawing(), writing(), return_exceptions=True)
         if isinstance(drawn, BaseException):

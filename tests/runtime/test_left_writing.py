@@ -132,3 +132,54 @@ async def test_an_answer_used_up_by_a_call_that_is_cancelled_then_is_not_asked_f
     assert ledger.done == ["pay"]
     assert [one.outcome for one in house.steps(task, "pay")] == ["failed"]
     assert house.kinds(task).count("question_opened") == 1
+
+
+@pytest.mark.parametrize("how", ["select", "timeout"])
+async def test_a_receive_cancelled_while_it_takes_its_mail_has_it(
+    house: Theatre, writes_late: Callable[[Actor], None], how: str
+) -> None:
+    @perdure.agent
+    async def host() -> list[Any]:
+        got: list[Any] = []
+        taking = asyncio.create_task(perdure.receive("mail"))
+        await asyncio.sleep(12)  # The mail has come, the task runs again, and it is being taken now.
+        if how == "select":
+            taking.cancel()
+            got.append(await taking)
+        else:
+            async with asyncio.timeout(0):
+                got.append(await taking)
+        current = asyncio.current_task()
+        assert current is not None
+        return [*got, current.cancelling()]
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until_status(task, "waiting")
+    writes_late(actor)
+    await asyncio.sleep(9)
+    await house.client.send(task.id, "mail", "hello")
+
+    assert await task.result() == ["hello", 0]
+    assert [one.outcome for one in house.steps(task)] == ["completed"]
+
+
+async def test_a_persons_answer_is_had_by_the_question_that_is_cancelled_while_it_takes_it(
+    house: Theatre, writes_late: Callable[[Actor], None]
+) -> None:
+    @perdure.agent
+    async def host() -> str:
+        asking = asyncio.create_task(perdure.ask("which?"))
+        await asyncio.sleep(12)
+        asking.cancel()
+        return await asking
+
+    actor = await house.hire(host)
+    task = await house.client.start(host)
+    question = await house.question()
+    await house.until_status(task, "waiting")
+    writes_late(actor)
+    await asyncio.sleep(9)
+    await question.answer("this", by="ann")
+
+    assert await task.result() == "this"

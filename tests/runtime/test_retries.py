@@ -445,3 +445,32 @@ async def test_that_a_call_was_not_applied_is_known_when_its_next_try_is_cut_off
     assert await task.result() == "went on"
     assert tries == [1]
     assert house.kinds(task).count("question_opened") == 0
+
+
+async def test_a_call_that_says_after_its_caller_has_left_that_it_was_not_applied_is_made_again(house: Theatre) -> None:
+    tries: list[int] = []
+
+    @perdure.tool(risk="high", retries=3)
+    async def pay() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                raise perdure.NotApplied("the connection was never made") from None
+        return "paid"
+
+    @perdure.tool(risk="low", timeout=5, retries=2)
+    async def order() -> str:
+        return await pay()
+
+    @perdure.agent
+    async def host() -> str:
+        return await order()
+
+    await house.hire(host)
+    task = await house.client.start(host)
+
+    assert await task.result() == "paid"
+    assert len(tries) == 2
+    assert house.kinds(task).count("question_opened") == 0

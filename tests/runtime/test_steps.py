@@ -278,7 +278,7 @@ async def test_the_other_branches_go_on_while_a_call_is_in_doubt(house: Theatre,
             await perdure.sleep(60)
             return await look()
 
-        return await perdure.gather(act(), other())
+        return list(await perdure.gather(act(), other()))
 
     first = await house.hire(host)
     task = await house.client.start(host)

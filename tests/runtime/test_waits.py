@@ -308,7 +308,7 @@ async def test_a_branch_goes_on_when_its_own_wait_is_over(house: Theatre) -> Non
             seen.append(name)
             return name
 
-        return await perdure.gather(branch("late", 200), branch("soon", 100))
+        return list(await perdure.gather(branch("late", 200), branch("soon", 100)))
 
     await house.hire(host)
 
@@ -344,7 +344,7 @@ async def test_a_wait_that_its_agent_cancels_leaves_the_others_alone(house: Thea
             except TimeoutError:
                 return "gave up"
 
-        return await perdure.gather(impatient(), perdure.receive("x"))
+        return list(await perdure.gather(impatient(), perdure.receive("x")))
 
     await house.hire(host)
     task = await house.client.start(host)

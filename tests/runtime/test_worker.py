@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -385,6 +385,30 @@ async def test_a_task_without_a_version_is_run_by_the_one_declared_last(house: T
 
 
 # -- its loops ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [BrokenPipeError, asyncio.CancelledError, GeneratorExit])
+async def test_a_listener_that_fails_is_logged_and_touches_neither_the_tasks_nor_their_permits(
+    house: Theatre, caplog: pytest.LogCaptureFixture, failure: type[BaseException]
+) -> None:
+    heard: list[str] = []
+
+    def hear(what: str, facts: Mapping[str, Any]) -> None:
+        heard.append(what)
+        raise failure("whoever reads this has gone")
+
+    @perdure.agent
+    async def one(n: int) -> int:
+        await asyncio.sleep(3)
+        return n
+
+    actor = await house.hire(one, on_event=hear)
+    handles = await house.client.start_all(one.bind(n) for n in range(3))
+
+    assert [await handle.result(timeout=100) for handle in handles] == [0, 1, 2]
+    assert sorted(heard) == ["ended"] * 3 + ["started"] * 3
+    assert "failed at 'started'" in caplog.text
+    await house.dismiss(actor)
 
 
 @pytest.mark.parametrize("end", [asyncio.CancelledError, None, RuntimeError])

@@ -10,10 +10,14 @@ import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional, TypedDict
 
+import pydantic
 import pytest
 
+import perdure
 from perdure import codec
+from perdure.commands import Returns
 from perdure.errors import BadInput
+from perdure.returned import fault, returned
 from perdure.runtime import answers
 
 
@@ -145,3 +149,48 @@ def test_a_name_that_says_nothing_here_is_anything(wants: str) -> None:
 @pytest.mark.parametrize("wants", ["Colour", "Colour | None", "tests.unit.test_answers.Path", "any"])
 def test_a_class_of_the_agents_own_is_judged_by_the_agent(wants: str) -> None:
     answers.check_answer(7, wants, question_id="Q1")
+
+
+@pytest.mark.parametrize(
+    ("word", "offered"),
+    [
+        ("any", Returns()),
+        ("None", Returns(something=False)),
+        ("int", Returns(nothing=False, told="an int")),
+        ("Order", Returns(nothing=False, told="an Order")),
+        ("Order | None", Returns(told="an Order | None")),
+        ("list[Order]", Returns(nothing=False, told="a list[Order]")),
+    ],
+)
+def test_what_a_call_may_have_returned_is_told_by_its_type_on_record(word: str, offered: Returns) -> None:
+    assert returned({"tool": "elsewhere", "returns": word}) == offered
+    assert returned(None) == Returns()
+
+
+@dataclass
+class Parcel:
+    id: int
+    lines: list[int]
+
+
+class Receipt(pydantic.BaseModel):
+    id: int
+
+
+def test_what_is_not_what_a_tool_returns_is_told_by_its_faulty_part() -> None:
+    @perdure.tool(name="answers_order")
+    def order() -> Parcel:
+        return Parcel(1, [])
+
+    @perdure.tool(name="answers_receipts")
+    def receipts() -> list[Receipt]:
+        return []
+
+    def told(value: object, tool: str) -> str:
+        return fault(value, {"tool": tool})
+
+    assert told({"id": "x"}, "answers_order") == "Expected `int`, got `str` - at `$.id`"
+    assert told({"id": 1}, "answers_order") == "Object missing required field `lines`"
+    assert told([{"id": "x"}], "answers_receipts").endswith(" - at `$[0].id`")
+    assert told("x", "answers_order") == ""
+    assert told({}, "a tool that no code has") == ""

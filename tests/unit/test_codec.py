@@ -186,6 +186,7 @@ def test_a_refusal_names_the_path_and_the_reason(value: object, path: str, messa
         encode(value)
 
     assert refusal.value.path == path
+    assert str(refusal.value).startswith(f"{path}: ")
 
 
 def test_depth_is_limited_and_the_limit_itself_is_stored() -> None:

@@ -149,7 +149,7 @@ async def test_a_verb_without_its_function_is_refused(field: str, make: Callable
 async def test_gather_takes_calls_and_bound_calls_and_keeps_their_order() -> None:
     found = await perdure.gather(writer("a"), writer.bind("b"), clerk.bind("C"), post.bind("d"))
 
-    assert found == ["A", "B", "c", "posted to d"]
+    assert list(found) == ["A", "B", "c", "posted to d"]
 
 
 async def test_gather_of_nothing_is_nothing() -> None:

@@ -92,7 +92,7 @@ async def test_an_unanswered_question_ends_the_play_and_is_named() -> None:
 async def test_an_unanswered_question_ends_the_play_before_the_deadline_would(deadline_s: float) -> None:
     @perdure.agent(deadline=deadline_s)
     async def hurried() -> list[object]:
-        return await perdure.gather(perdure.ask("Entitled?", type=bool), perdure.sleep(3600))
+        return list(await perdure.gather(perdure.ask("Entitled?", type=bool), perdure.sleep(3600)))
 
     @perdure.agent
     async def lead() -> list[object]:
@@ -259,7 +259,7 @@ async def test_a_child_is_met_when_it_is_called() -> None:
 
     @perdure.agent
     async def lead() -> list[str]:
-        return await perdure.gather(researcher("a"), researcher("b"))
+        return list(await perdure.gather(researcher("a"), researcher("b")))
 
     assert (await World().play(lead)).result == ["about a", "about b"]
 

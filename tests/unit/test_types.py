@@ -75,10 +75,15 @@ async def test_options_keep_the_types() -> None:
 
 
 async def test_gather_has_the_type_of_its_results() -> None:
-    assert_type(await perdure.gather(search("a"), search.bind("b")), list[list[str]])
+    assert_type(await perdure.gather(search("a"), search.bind("b")), tuple[list[str], list[str]])
+    assert_type(await perdure.gather(clerk.bind("a"), writer("b"), search("c")), tuple[int, str, list[str]])
+    number, text = await perdure.gather(clerk.bind("a"), writer("b"))
+    assert_type((number, text), tuple[int, str])
     assert_type(await perdure.gather(*(writer(topic) for topic in "ab")), list[str])
     assert_type(await perdure.gather(send.bind("a")), list[bytes])
     assert_type(await perdure.gather(writer("a"), return_exceptions=True), list[str | BaseException])
+    one, other = await perdure.gather(clerk.bind("a"), writer("b"), return_exceptions=True)
+    assert_type((one, other), tuple[int | BaseException, str | BaseException])
 
 
 def test_bound_calls_carry_the_type_of_the_result() -> None:
@@ -93,7 +98,8 @@ def test_the_blocking_names_have_the_same_types() -> None:
     assert_type(blocking.model(complete, "a"), str)
     assert_type(blocking.call(search, "a"), list[str])
     assert_type(blocking.step.options(key="k")("n", count, "a"), int)
-    assert_type(blocking.gather(send.bind("a"), send.bind("b")), list[bytes])
+    assert_type(blocking.gather(*(send.bind(to) for to in "ab")), list[bytes])
+    assert_type(blocking.gather(send.bind("a"), clerk.bind("b")), tuple[bytes, int])
 
 
 async def only_read_by_type_checkers(client: perdure.Client, app: perdure.App, other: blocking.App) -> None:

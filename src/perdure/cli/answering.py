@@ -5,6 +5,7 @@ An answer counts once. Who comes second is told what was answered, by whom and w
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shlex
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, Qu
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
 from perdure.people import cancelled_by, ended_by, open_questions, settled
+from perdure.returned import fault, require_result
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -190,7 +192,7 @@ def cancel(
         is_done = client.store.call(ends.cancel, task_id, reason=because, by=who(by))
         row, reason, _ = client.store.read(_with_reason, client, task_id)
         error, by_whom = client.store.read(tasks.read_error, row.error), client.store.read(ended_by, row)
-        doubts = client.store.read(_doubts_below, task_id, client.commands)
+        doubts = client.store.read(doubts_below, task_id, client.commands)
     if as_json:
         screen.put_json({**task_shape(row, reason), **end_shape(error, by_whom), "changed": is_done})
     elif is_done:
@@ -251,7 +253,7 @@ def _settle(
         shape = question_shape(row, evidence, answer=given, cancelled_by=who_cancelled)
         screen.put_json({**shape, "changed": is_ours, "too_late": late or None})
     elif is_ours:
-        screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.one_line(row.text)}")
+        screen.put(f"{row.id} {_answered(row)} by {row.answered_by}: {phrases.asked(row.text)}")
     else:
         screen.put(f"{row.id} {_already(row, now, said, who_cancelled)}; nothing changed")
         for line in ["what settles its call", *(f"  {one}" for one in as_lines(ways))] if ways else ():
@@ -329,7 +331,7 @@ def _with_reason(tx: Transaction, client: Client, task_id: str) -> tuple[Task, s
     return task, reason_of(tx, task, **shown), list(moves(tx, task, **shown))
 
 
-def _doubts_below(tx: Transaction, task_id: str, commands: Commands) -> list[str]:
+def doubts_below(tx: Transaction, task_id: str, commands: Commands) -> list[str]:
     """What a task and those below it left in doubt when they ended."""
     found: list[str] = []
     todo = [task_id]
@@ -374,10 +376,17 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
         raise _no_json("--result ", text, error, field="result") from None
     if (name := config.app_name(app_name)) is not None:
         opening.load(name)
+    known = evidence if isinstance(evidence, dict) else {}
     try:
-        answers.check_result(value, evidence if isinstance(evidence, dict) else {}, question_id=asked)
+        if text is None:
+            require_result(known, question_id=asked)
+        answers.check_result(value, known, question_id=asked)
     except answers.ResultWanted as wanted:
         raise BadInput(f"{wanted.fact}: say what it returned, with --result JSON", field="result") from None
+    except BadInput as refused:
+        if not (why := fault(value, known)):
+            raise
+        raise BadInput(f"{refused}: {why}", field="result") from None
     return value
 
 
@@ -421,12 +430,21 @@ def _readings(text: str, wanted: set[str]) -> Iterator[Any]:
     """What a word may mean to one of these types, the likeliest first."""
     if wanted & answers.WRITTEN:
         yield text
+        yield from _without_seconds(text, wanted)
     if "bool" in wanted and (word := _WORDS.get(text.strip().lower())) is not None:
         yield word
     if wanted != {"str"}:
         with suppress(ValueError):
             yield json.loads(text, parse_constant=_no_number)
     yield text
+
+
+def _without_seconds(text: str, wanted: set[str]) -> Iterator[str]:
+    """A moment or a time of day that is told to the minute, as it is written with its seconds."""
+    for kind in (dt.datetime, dt.time):
+        if kind.__name__ in wanted:
+            with suppress(ValueError):
+                yield kind.fromisoformat(text.strip()).isoformat()
 
 
 def _no_number(word: str) -> Any:

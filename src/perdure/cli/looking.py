@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
 
-from perdure import phrases, recalled
+from perdure import phrases, recalled, written
 from perdure.cli import screen, showing
 from perdure.cli.moments import parse_since
 from perdure.cli.opening import opened
@@ -22,7 +22,7 @@ from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.model.task import Task, tail
 from perdure.people import Settled, SettledCalls, cancelled_by, ended_by, said, settled, wanted
-from perdure.runtime import answers
+from perdure.returned import returned
 from perdure.runtime.liveness import Judge, judge
 from perdure.states import QuestionStatus, TaskStatus
 from perdure.store import effects as effect_ops
@@ -32,6 +32,8 @@ from perdure.why import because, explain, sections, settling, settling_cancelled
 
 _RUNNING: Final = "running"
 _PAGE: Final = 100
+
+_Find: TypeAlias = Callable[..., list[Question]]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -118,6 +120,9 @@ def why(task: TaskId, *, db: Db = None, app: AppName = None, as_json: Json = Fal
 
 
 def questions_(
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="Only this one, with all of its text and arguments.")
+    ] = None,
     *,
     open_only: Annotated[bool, typer.Option("--open/--all", help="Only questions that wait, or all.")] = True,
     to: Annotated[str | None, typer.Option("--to", help="Only questions to this person or group.")] = None,
@@ -128,17 +133,15 @@ def questions_(
     app: AppName = None,
     as_json: Json = False,
 ) -> None:
-    """List open questions, oldest first.
+    """List open questions, oldest first, or show all of one.
 
     Under each one what it rests on, and the commands that answer it. --all lists those too that were answered, have
     expired or were cancelled, and under each what was said, by whom and when.
     """
     (start,) = (0,) if after is None else _place(after, parts=1)
     with opened(db, app) as client:
-        find = questions.open_list if open_only else questions.listing
-        asked, now = client.store.read(
-            _asked, find, client.commands, judge(client.store), to=to, session_id=session, after=start, limit=limit
-        )
+        find, filters = _finding(question, open_only=open_only, to=to, session_id=session, after=start, limit=limit)
+        asked, now = client.store.read(_asked, find, client.commands, judge(client.store), **filters)
     following = str(asked[-1].question.n) if len(asked) == limit else None
     if as_json:
         shapes = [
@@ -147,6 +150,10 @@ def questions_(
         ]
         screen.put_json({"questions": shapes, "after": following})
         return
+    if question is not None:
+        for line in _whole(asked[0], now, client.commands):
+            screen.put(line)
+        return
     ids = [one.question.task_id for one in asked]
     screen.put_rows(
         [
@@ -154,7 +161,7 @@ def questions_(
                 one.id,
                 f"{one.agent} {tail(one.task_id, ids)}",
                 phrases.duration(now - one.created_at),
-                phrases.one_line(one.text) + (f"  (to {one.to})" if one.to and to is None else ""),
+                phrases.asked(one.text) + (f"  (to {one.to})" if one.to and to is None else ""),
             )
             for one in (each.question for each in asked)
         ],
@@ -179,7 +186,7 @@ def effects(
     """List calls that may have changed the world.
 
     Oldest first, each with its outcome and where it ran. Calls of low risk are left out. Under one in doubt stand
-    the commands that decide about it, and under one that was settled who did.
+    the commands that decide about it, and under one that somebody allowed, refused or settled who did.
     """
     at, n = (-1, 0) if after is None else _place(after, parts=2)
     with opened(db, app) as client:
@@ -278,8 +285,14 @@ class _Asked:
     ways: Sequence[Way]
 
 
+def _finding(question: str | None, *, open_only: bool, **filters: Any) -> tuple[_Find, dict[str, Any]]:
+    if question is None:
+        return questions.open_list if open_only else questions.listing, filters
+    return (lambda tx: [questions.get(tx, questions.find(tx, question))]), {}
+
+
 def _asked(
-    tx: Transaction, find: Callable[..., list[Question]], commands: Commands, judge: Judge, /, **filters: Any
+    tx: Transaction, find: _Find, commands: Commands, judge: Judge, /, **filters: Any
 ) -> tuple[list[_Asked], int]:
     return [_as_asked(tx, one, tasks.get(tx, one.task_id), commands, judge) for one in find(tx, **filters)], tx.now
 
@@ -297,7 +310,7 @@ def _as_asked(tx: Transaction, question: Question, task: Task, commands: Command
     )
 
 
-def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
+def _below(asked: _Asked, now: int, commands: Commands, *, is_whole: bool = False) -> list[str]:
     """What stands under a question: what it rests on, and the commands that answer it or what was said."""
     question = asked.question
     if asked.said:
@@ -306,8 +319,24 @@ def _below(asked: _Asked, now: int, commands: Commands) -> list[str]:
     details = "; ".join(filter(None, (_details(question, asked.evidence, now), until)))
     if asked.late:
         return [*([details] if details else []), asked.late]
-    ways = commands.answer(question.id, question.kind, results=answers.result_flags(asked.evidence))
+    whole = [commands.whole(question.id)] if phrases.is_cut(question.text) and not is_whole else []
+    ways = [*whole, *commands.answer(question.id, question.kind, returns=returned(asked.evidence))]
     return [*([details] if details else []), *as_lines(ways)]
+
+
+def _whole(asked: _Asked, now: int, commands: Commands) -> Iterator[str]:
+    """All of a question: every line of its text, every argument of its call, and what stands under it in the list."""
+    one = asked.question
+    to = f" to {one.to}" if one.to else ""
+    yield f"{one.id}, asked{to} {phrases.duration(now - one.created_at)} ago by {one.agent} {one.task_id}"
+    yield from (f"  {line}" for line in one.text.splitlines())
+    given = asked.evidence.get("arguments") if isinstance(asked.evidence, Mapping) else None
+    if isinstance(given, Mapping) and given:
+        tool = str(asked.evidence.get("tool"))
+        yield f"arguments of {tool}"
+        for name, value in recalled.as_declared(tool, given).items():
+            yield from (f"  {line}" for line in written.whole(f"{name}: ", value))
+    yield from _below(asked, now, commands, is_whole=True)
 
 
 def _details(question: Question, evidence: Any, now: int) -> str:
@@ -329,13 +358,17 @@ def _details(question: Question, evidence: Any, now: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A call, what is known of its outcome, where it ran, who settled it, and what decides about one in doubt."""
+    """A call, what is known of its outcome, where it ran, and who said so.
+
+    `ways` decide about one in doubt; `answers` are what people said to the questions about it.
+    """
 
     effect: effect_ops.Effect
     outcome: str
     where: str
     settled: Settled | None
     ways: Sequence[str] = ()
+    answers: Sequence[str] = ()
 
 
 class _View(NamedTuple):
@@ -348,15 +381,15 @@ class _View(NamedTuple):
 def _effects(
     tx: Transaction, /, *, since_ms: int, in_doubt: bool, after: tuple[int, int], limit: int, view: _View
 ) -> tuple[Sequence[_Seen], int]:
-    ended = cache(lambda task_id: _settled_of_ended(tx, task_id))  # Once a task, however many calls it made.
+    people = cache(lambda task_id: _people(tx, task_id))  # Once a task, however many calls it made.
     if not in_doubt:
         found = effect_ops.listing(tx, since_ms=since_ms, after=after, limit=limit)
-        return [_seen(tx, effect, view, ended) for effect in found], tx.now
+        return [_seen(tx, effect, view, people) for effect in found], tx.now
     seen: list[_Seen] = []
     # A call that runs as far as the rows tell is in doubt too once its process has died. Who lives is known only here:
     # however many such calls come first, the next page is read until this one is full.
     while page := effect_ops.open_list(tx, since_ms=since_ms, after=after, limit=max(limit, _PAGE)):
-        known = (_seen(tx, effect, view, ended) for effect in page)
+        known = (_seen(tx, effect, view, people) for effect in page)
         seen += (one for one in known if one.outcome != _RUNNING)
         if len(seen) >= limit or len(page) < max(limit, _PAGE):
             break
@@ -364,25 +397,34 @@ def _effects(
     return seen[:limit], tx.now
 
 
-def _settled_of_ended(tx: Transaction, task_id: str) -> SettledCalls | None:
-    """Which calls of a task somebody settled; None while the task goes on."""
-    return settled(tx, task_id) if tasks.get(tx, task_id).status.is_terminal else None
+class _People(NamedTuple):
+    """What people did to the calls of a task: which they settled (None while it goes on), and what they answered."""
+
+    settled: SettledCalls | None
+    answers: Mapping[str, Sequence[str]]
 
 
-def _seen(
-    tx: Transaction, effect: effect_ops.Effect, view: _View, ended: Callable[[str], SettledCalls | None]
-) -> _Seen:
+def _people(tx: Transaction, task_id: str) -> _People:
+    answered: dict[str, list[str]] = {}
+    for one in reversed(questions.of_task(tx, task_id)):
+        if one.answered_by:
+            answered.setdefault(one.step_key, []).append(f"{one.id} {said(tx, one)}")
+    return _People(settled(tx, task_id) if tasks.get(tx, task_id).status.is_terminal else None, answered)
+
+
+def _seen(tx: Transaction, effect: effect_ops.Effect, view: _View, people: Callable[[str], _People]) -> _Seen:
     step = effect.step
     owner = steps.owner(tx, step.task_id, step.attempt)
     where = "" if owner is None or owner.host is None else f", host {owner.host}, pid {owner.pid}"
     if effect.is_running and not _has_died(tx, owner, view.judge):
         return _Seen(effect, _RUNNING, where, None)
-    settled_calls = ended(step.task_id)
+    settled_calls, answered = people(step.task_id)
     by = None if settled_calls is None else settled_calls.of(step)
     ways: Sequence[str] = ()
     if step.is_in_doubt:
         ways = _deciding(tx, step, view) if settled_calls is None else as_lines(settling(tx, step, view.commands))
-    return _Seen(effect, phrases.outcome(step), where, by, ways)
+    said_of_it = () if by is not None or ways else answered.get(step.key or "", ())
+    return _Seen(effect, phrases.outcome(step), where, by, ways, said_of_it)
 
 
 def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
@@ -393,13 +435,13 @@ def _deciding(tx: Transaction, step: Step, view: _View) -> Sequence[str]:
     assert step.key is not None, step.task_id
     one = questions.live_for_step(tx, task.id, QuestionKind.STEP_IN_DOUBT, step.key)
     if one is not None and one.status is QuestionStatus.OPEN:
-        results = answers.result_flags(questions.evidence(tx, one))
-        return as_lines(view.commands.answer(one.id, one.kind, results=results))
+        returns = returned(questions.evidence(tx, one))
+        return as_lines(view.commands.answer(one.id, one.kind, returns=returns))
     return as_lines([(view.commands.line(f"why {task.id}"), "what decides about it")])
 
 
 def _below_effect(seen: _Seen) -> Sequence[str]:
-    return seen.ways if seen.settled is None else [str(seen.settled)]
+    return [*seen.answers, *seen.ways] if seen.settled is None else [str(seen.settled)]
 
 
 def _has_died(tx: Transaction, owner: steps.Owner | None, judge: Judge) -> bool:

@@ -20,7 +20,7 @@ from perdure.cli import screen
 from perdure.client import Client
 from perdure.commands import Commands
 from perdure.definitions import AgentDefinition, ToolDefinition, definition_of
-from perdure.errors import BadInput, StoreError
+from perdure.errors import BadInput, PerdureError, StoreError
 from perdure.store import sqlite_path
 
 _NOT_THEIRS: Final = (
@@ -43,7 +43,12 @@ def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
         raise StoreError(f"there is no database at {path.absolute()}; {hint}")
     client = _Looking(url, commands(url, db, app_name))
     with client.store:
-        yield client
+        try:
+            yield client
+        except PerdureError as error:
+            # The store, which found the error, knows nothing of the flags by which a command finds it.
+            error.args = (client.commands.made_whole(str(error)), *error.args[1:])
+            raise
 
 
 class _Looking(Client):

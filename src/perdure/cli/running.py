@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -15,6 +16,7 @@ import typer
 from perdure import config, phrases
 from perdure.app import App
 from perdure.cli import screen
+from perdure.cli.answering import doubts_below
 from perdure.cli.arguments import read_arguments
 from perdure.cli.opening import commands, load_agent, load_app
 from perdure.cli.options import AppName, Db
@@ -161,7 +163,8 @@ async def _run(
             why = f"{tasks_cut} had to be cut off inside a call, for this worker stopped; what is in doubt now:"
             for line in as_lines([(shown.line("effects --in-doubt"), why)]):
                 screen.note(line)
-        code = await _finish(app, task.id, asked, shown, as_json=as_json)
+        same_line = "the same line without --new" if is_new else "the same line"
+        code = await _finish(app, task.id, asked, shown, as_json=as_json, same_line=same_line)
         return 128 + caught[0] if caught and code != 0 else code
 
 
@@ -205,8 +208,8 @@ def _look(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple
     return None, asked, because(tx, tasks.get(tx, task_id), judge=judge, commands=shown)
 
 
-async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_json: bool) -> int:
-    """Print what became of the task; the exit code."""
+async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_json: bool, same_line: str = "") -> int:
+    """Print what became of the task; the exit code. `same_line` goes on with it while it has not ended."""
     task, outcome, reason, by = await app.read(_state, task_id, judge(app.store), shown)
     result = None if outcome is None else plain_body(outcome.result)
     if as_json:
@@ -214,12 +217,14 @@ async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_
         open_ones = [question_shape(one, evidence) for one, evidence in asked]
         screen.put_json({**task_shape(task, reason), "result": result, **error, "questions": open_ones})
     elif outcome is None:
-        screen.note(f"{task.agent} {tail(task.id)} is {task.status}: the same line goes on with it")
+        screen.note(f"{task.agent} {tail(task.id)} is {task.status}: {same_line} goes on with it")
     elif outcome.status is TaskStatus.COMPLETED:
         screen.put_result(result)
     else:
         whose = f" by {phrases.one_line(by)}" if by else ""
         screen.note(f"{outcome.status.replace('_', ' ')}{whose}: {phrases.failure(outcome.error)}")
+        for line in await app.read(doubts_below, task_id, shown):
+            screen.note(line)
         screen.note(f"more: {shown.line(f'why {task.id}')}")
     return 0 if outcome is not None and outcome.status is TaskStatus.COMPLETED else 1
 
@@ -237,8 +242,8 @@ async def _work(app: App, shown: Commands, *, as_json: bool) -> int:
     async with app:
         told: dict[str, Any] = {"counts_only": True, "tells_completed": sys.stderr.isatty(), "say": screen.note}
         news = News(commands=shown, read=app.read, **told)
-        hear = _put_event if as_json else news.hear
         stopped = asyncio.Event()
+        hear = partial(_put_while_read, stopped.set) if as_json else news.hear
         ended: Worker | None = None
         began = 0.0
         loop = asyncio.get_running_loop()
@@ -261,6 +266,13 @@ async def _work(app: App, shown: Commands, *, as_json: bool) -> int:
             took = phrases.duration(took_s * 1000)
             screen.put(f"{handed_back:,} handed back between two steps, {interrupted:,} interrupted ({took})")
         return 0
+
+
+def _put_while_read(stop: Callable[[], None], what: str, facts: Mapping[str, Any]) -> None:
+    try:
+        _put_event(what, facts)
+    except BrokenPipeError:  # Whoever read our output has gone.
+        stop()
 
 
 def _put_event(what: str, facts: Mapping[str, Any]) -> None:

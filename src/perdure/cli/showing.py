@@ -75,7 +75,7 @@ class _Page:
         self.attempts: list[tuple[Attempt, Error | None]] = [
             (one, tasks.read_error(tx, one.error)) for one in task_lists.attempts(tx, task_id)
         ]
-        self.answers = list(answers(tx, self.task))
+        self.answers = list(answers(tx, self.task, commands=commands))
         self.questions = [
             question_shape(
                 one,

@@ -10,14 +10,15 @@ from __future__ import annotations
 from perdure.codec.blobs import Packed, digest, pack, unpack
 from perdure.codec.decoding import decode, roundtrip
 from perdure.codec.encoding import encode
-from perdure.codec.evidence import evidence, mask, mask_bytes, mask_text
-from perdure.codec.fitting import ANY
+from perdure.codec.evidence import OPAQUE, evidence, mask, mask_bytes, mask_text
+from perdure.codec.fitting import ANY, why_not
 from perdure.codec.table import DEFAULT_LIMIT, MAX_DEPTH, TAG
 
 __all__ = [
     "ANY",
     "DEFAULT_LIMIT",
     "MAX_DEPTH",
+    "OPAQUE",
     "TAG",
     "Packed",
     "decode",
@@ -30,4 +31,5 @@ __all__ = [
     "pack",
     "roundtrip",
     "unpack",
+    "why_not",
 ]

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import msgspec
 
-from perdure.codec.encoding import encode, encode_and_judge, is_plain, show_path, step_into
+from perdure.codec.encoding import encode, encode_and_judge, is_plain, refused, show_path, step_into
 from perdure.codec.fitting import ANY, conform, fits, open_class
 from perdure.codec.stack import with_room
 from perdure.codec.table import (
@@ -199,7 +199,7 @@ def _comes_back(body: bytes, after: object, limit: int) -> bool:
 def _name_difference(before: bytes, after: bytes) -> NotSerializable:
     trail: list[str] = []
     what = _first_difference(_parse_json(before), _parse_json(after), trail)
-    return NotSerializable(what, path=show_path(trail[::-1]))
+    return refused(what, show_path(trail[::-1]))
 
 
 def _first_difference(before: object, after: object, trail: list[str]) -> str:

@@ -32,10 +32,6 @@ from perdure.codec.table import (
 from perdure.errors import NotSerializable
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_TABLE: Final = (
-    "JSON values, dataclasses, msgspec structs, pydantic models, named tuples, enums, datetime, date, time, "
-    "timedelta, UUID, Decimal, bytes, sets and Path"
-)
 _MAX_SHOWN_STEPS: Final = 24
 
 
@@ -47,6 +43,11 @@ def encode(value: object, *, limit: int = DEFAULT_LIMIT) -> bytes:
     more than `limit` bytes.
     """
     return encode_and_judge(value, limit)[0]
+
+
+def refused(message: str, path: str) -> NotSerializable:
+    """A refusal whose message begins with the path, so that it is read where a long one is cut."""
+    return NotSerializable(message if path == "$" else f"{path}: {message}", path=path)
 
 
 def encode_and_judge(value: object, limit: int) -> tuple[bytes, bool]:
@@ -122,7 +123,7 @@ def _encode(value: object, limit: int) -> tuple[bytes, bool]:
     try:
         lowered = _Lowering(limit).lower(value, 0, exact=False)
     except Unfit as reason:
-        raise NotSerializable(reason.message, path=show_path(reason.trail)) from None
+        raise refused(reason.message, show_path(reason.trail)) from None
     return _within(to_json(lowered), limit), False
 
 
@@ -311,7 +312,9 @@ def _no_encoding(value: object) -> str:
     for exact in (dt.datetime, dt.date, decimal.Decimal):
         if issubclass(kind, exact):
             return f"{_article(kind)} would come back as a {exact.__name__}; make it one before it is stored"
-    return f"{_article(kind)} has no encoding; pass {_TABLE}, or pick out of it what is needed"
+    return (
+        f"{_article(kind)} has no encoding; pass JSON values, a dataclass or the like, or pick out of it what is needed"
+    )
 
 
 def _article(kind: type) -> str:

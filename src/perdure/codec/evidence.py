@@ -32,6 +32,8 @@ from perdure.codec.table import (
     write_scalar,
 )
 
+OPAQUE: Final = to_json({TAG: "opaque"})[:-1]  # how the mark of a value begins of which only the class is kept
+
 _MASK: Final = "[secret]"
 _SHOWN_CHARS: Final = 1000
 # A part below this is never cut: its mark would be about as large.

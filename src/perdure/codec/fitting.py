@@ -47,6 +47,29 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
     return value
 
 
+def why_not(value: object, annotation: object) -> str:
+    """Which part keeps plain data from becoming the annotated type, as its converter says it; "" where none does."""
+    try:
+        (_by_pydantic if _needs_pydantic(annotation, set()) else _by_msgspec)(value, annotation)
+    except msgspec.ValidationError as error:
+        return str(error)
+    # As above: a validator may raise anything.
+    except Exception as error:  # noqa: BLE001
+        return _first_of(error) if "pydantic" in sys.modules else ""
+    return ""
+
+
+def _first_of(error: Exception) -> str:
+    """The first of the faults that pydantic has found."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return ""
+    found = error.errors(include_url=False, include_input=False)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found[0]["loc"])
+    return f"{found[0]['msg']} - at `${path}`"
+
+
 @functools.lru_cache(maxsize=1024)
 def open_class(annotation: types.GenericAlias) -> object:
     """`dict` for dict[str, Any], `list` for list[Any]: plain JSON of that class fits. None for what promises more."""

@@ -8,7 +8,8 @@
     unmanned     no live worker has a child's agent         and child (the agent), session
     question     an attempt opened or found a question      question, kind, text, to, task, agent
 
-Told on the worker's event loop, by a plain call: whoever listens returns at once.
+Told on the worker's event loop, by a plain call: whoever listens returns at once. An error of it is logged, and
+touches nothing else.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ class Announcer:
         self._replaying: dict[Attempt, None] = {}
 
     def say(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Tell one thing."""
-        if self._listener is not None:
+        """Tell one thing. Raises nothing that the listener raises, unless it means to end the process."""
+        if self._listener is None:
+            return
+        try:
             self._listener(what, facts)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # A cancellation too: in a plain call it is nobody's but the listener's.
+            log.exception("whoever listens to this worker failed at %r", what)
 
     def started(self, attempt: Attempt) -> None:
         """An attempt was claimed."""

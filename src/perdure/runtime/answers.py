@@ -17,7 +17,6 @@ from typing import Any, Final, get_args, get_origin
 
 from perdure import codec, phrases
 from perdure.codec.fitting import fits
-from perdure.commands import ANY_RESULT, NO_RESULT, RESULT
 from perdure.definitions import returns, tools_named
 from perdure.errors import BadInput
 
@@ -168,24 +167,16 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
     Raises BadInput, for None ResultWanted. What is on record of a type is its name alone: classes of the author's own
     pass by that.
     """
-    judges = _judges(evidence)
-    if any(is_of_type(value, one) for _, one in judges):
+    known = judges(evidence)
+    if any(is_of_type(value, one) for _, one in known):
         return
-    tool, (word, _) = evidence.get("tool"), judges[0]
+    tool, (word, _) = evidence.get("tool"), known[0]
     if value is None:
         raise ResultWanted(f"{question_id}: {tool} returns {word}")
     raise BadInput(f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not", field="result")
 
 
-def result_flags(evidence: object) -> tuple[str, ...]:
-    """How the command that says "it happened" may go on for this tool: with a result, without one, or either way."""
-    returned = [one for _, one in _judges(evidence)] if isinstance(evidence, Mapping) else [codec.ANY]
-    if all(one is types.NoneType for one in returned):
-        return (NO_RESULT,)
-    return ANY_RESULT if any(is_of_type(None, one) for one in returned) else (RESULT,)
-
-
-def _judges(evidence: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def judges(evidence: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """What a tool returns, in words and as a type: as itself says if it is here, else by its type on record.
 
     On record is the word, which says more than the type that is made of it: `list[Receipt]`, where Receipt is anything.

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perdure import ambient, codec
+from perdure import ambient, codec, phrases
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
 from perdure.runtime.call import Call
@@ -63,7 +63,7 @@ async def until_settled(attempt: Attempt, new: questions.NewQuestion) -> Questio
             question = await journal.read(questions.get, question.id)
         return question
     except asyncio.CancelledError as cut:
-        if attempt.has_ended or attempt.is_ending:
+        if attempt.is_to_end or attempt.is_ending:
             opening.cancel()  # The next attempt finds the question again.
         elif new.kind is not QuestionKind.STEP_IN_DOUBT:
             why = cut.args[0] if cut.args and isinstance(cut.args[0], TakenBack) else _NOBODY_WAITS
@@ -87,9 +87,5 @@ async def _take_back(journal: Journal, opening: asyncio.Future[Question], why: T
 
 
 def described(call: Call) -> str:
-    """The call as a question names it."""
-    given = call.input
-    if call.secrets:  # Masked before it is written down: quoting may change the form of a secret.
-        masked = codec.decode(codec.evidence(given, secrets=call.secrets))
-        given = masked if isinstance(masked, dict) else {"arguments": masked}
-    return f"{call.name}({ambient.describe((), given)})"
+    """The call as a question names it: the same in every attempt, however its arguments are held there."""
+    return phrases.call(call.name, call.input, secrets=call.secrets)

@@ -16,7 +16,7 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -33,8 +33,10 @@ from perdure.policy.budget import Budget
 from perdure.policy.risk import Risk
 from perdure.runtime import calls, durable, endings, stand_ins
 from perdure.runtime.call import Call, from_tool
+from perdure.runtime.histories import read_again
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.journal import Journal
+from perdure.runtime.raised import walk
 from perdure.runtime.running import contained, contained_in_thread, until_done
 from perdure.runtime.spending import Spending
 from perdure.runtime.threads import block_on, start_thread
@@ -186,20 +188,22 @@ class Attempt:
                 await self._run()
         except RefusedBySchema:
             log.exception("the end of task %s cannot be stored; it is looked at again", self.task.id)
-        except StoreError:
-            return  # Nothing can be written; whoever opens the store next finds the task unowned.
+        except StoreError as failed:
+            # The task is this worker's still, with nobody on it: its next heartbeat interrupts it, or who buries it.
+            self._store_failed(failed)
         finally:
             self._let_go()
 
     async def _run(self) -> None:
+        value: Any = None
+        error: BaseException | None = asyncio.CancelledError("it was stopped before its agent began")
         try:
-            await self.journal.load(self._history)
-            self._history = None
+            await read_again(self._load, task_id=self.task.id, until=lambda: self.stopping is not None)
         except (Damaged, Refused) as why:  # Refused is a trace that is too long to be replayed.
             await endings.set_apart(self, why)
             return
-        await self.spending.look(partial(aio.read, self.host.store))
-        value, error = await self._follow(self._start_agent())
+        if self.stopping is None:
+            value, error = await self._follow(self._start_agent())
         if self.stopping is None:
             self.is_ending = True
             await self._end(value, error)
@@ -208,17 +212,24 @@ class Attempt:
             await self.waits.close()
             await endings.end_stopped(self, value, error)
 
+    async def _load(self) -> None:
+        await self.journal.load(self._history)
+        self._history = None
+        await self.spending.look(partial(aio.read, self.host.store))
+
     def _start_agent(self) -> asyncio.Future[Any]:
         """The agent in its own asyncio task or thread."""
         context = contextvars.copy_context()
-        context.run(ambient.enter, ambient.Scope(self))
+        scope = ambient.Scope(self)
+        context.run(ambient.enter, scope)
         fn = self.definition.fn
         try:
             args, kwargs = self._arguments()
             if not self.definition.is_async:
                 run = contained_in_thread(fn, *args, **kwargs)
                 return start_thread(run, context=context, name=self.definition.name)
-            return self._loop.create_task(contained(fn, *args, **kwargs), context=context)
+            scope.main = self._loop.create_task(contained(fn, *args, **kwargs), context=context)
+            return scope.main
         except Exception as exc:  # noqa: BLE001  # Arguments that do not fit its signature: the task fails by them.
             failed: asyncio.Future[Any] = self._loop.create_future()
             failed.set_exception(exc)
@@ -318,13 +329,13 @@ class Attempt:
         self.stop(Stop.LOST)
 
     @property
-    def has_ended(self) -> bool:
+    def is_to_end(self) -> bool:
         """Whether the attempt is to end, so that no call starts any more."""
         return self.stopping is not None or self.done.is_set()
 
     def check(self) -> None:
         """Raise CancelledError once the attempt is to end."""
-        if self.has_ended:
+        if self.is_to_end:
             raise asyncio.CancelledError(_ENDED)
 
     async def turn_away(self, why: str = _ENDED) -> NoReturn:
@@ -386,7 +397,7 @@ class Attempt:
 
     def raised(self, exc: BaseException) -> Iterator[tuple[int, bool]]:
         """Steps whose stand-in is this exception, in its chain, or in its group: (index, final)."""
-        for one in _walk(exc, lambda one: (one.__cause__, one.__context__)):
+        for one in walk(exc, lambda one: (one.__cause__, one.__context__)):
             if id(one) in self._stand_ins:
                 _, index, is_final = self._stand_ins[id(one)]
                 yield index, is_final
@@ -400,7 +411,7 @@ class Attempt:
 
         The mere context of an error says nothing: the agent had caught that, and may come further next time.
         """
-        for one in _walk(exc, lambda one: () if self.knows(one) else (one.__cause__,)):
+        for one in walk(exc, lambda one: () if self.knows(one) else (one.__cause__,)):
             known = self._stand_ins.get(id(one))
             if known[2] if known is not None else stand_ins.is_final(one):
                 return True
@@ -434,7 +445,11 @@ class Attempt:
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
             if self.stopping in (Stop.RELEASE, Stop.SUSPEND, Stop.INTERRUPT):
                 raise Suspend("this task is set aside; it goes on from its records later") from None
-            raise Cancelled("this task has ended or belongs to another worker now") from None
+            if self.is_to_end:
+                raise Cancelled("this task is over, or belongs to another worker now") from None
+            scope = ambient.scope()
+            is_cut_off = scope is not None and scope.is_cut_off
+            raise Cancelled(ambient.CUT_OFF if is_cut_off else "what was called here has been cancelled") from None
 
     def _bridge(self, task: asyncio.Task[Any]) -> None:
         self._bridged.add(task)
@@ -477,20 +492,3 @@ class Attempt:
             for name, value in given.items()
         }
         return unbind_arguments(self.definition.fn, typed)
-
-
-def _walk(
-    exc: BaseException, behind: Callable[[BaseException], Iterable[BaseException | None]]
-) -> Iterator[BaseException]:
-    """An exception, what stands behind it, and the members of groups among them, each once."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [exc]
-    while todo:
-        one = todo.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        todo += behind(one)
-        if isinstance(one, BaseExceptionGroup):
-            todo += one.exceptions

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, field
 
 from perdure.arguments import is_async
-from perdure.codec import ANY
+from perdure.codec import ANY, OPAQUE
 from perdure.definitions import ToolCall, bind_arguments, returns
 from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
+
+_RECORDED: Final = (str, int, float, bool, type(None), list, dict, tuple)
 
 
 class Call(Struct, kw_only=True, eq=False):
@@ -41,6 +44,13 @@ class Call(Struct, kw_only=True, eq=False):
     def is_dangerous(self) -> bool:
         """Whether its intent must be on record before it runs."""
         return self.risk is not Risk.LOW
+
+    def hidden(self, body: bytes) -> tuple[object, ...]:
+        """What tells it from calls that look alike, and is not recorded: what a function is bound to, live objects."""
+        fn: object = self.fn
+        held = getattr(fn, "__self__", None if type(fn) is types.FunctionType else fn)
+        live = (one for one in (*self.args, *self.kwargs.values()) if type(one) not in _RECORDED)
+        return (held, self.secrets, *(live if OPAQUE in body else ()))
 
 
 def from_tool(call: ToolCall) -> Call:

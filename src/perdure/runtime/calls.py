@@ -35,7 +35,7 @@ class Run(Protocol):
 
 async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     """Answer or run one call. Raises what the call raised, as a stand-in that is the same on replay."""
-    if attempt.has_ended:
+    if attempt.is_to_end:
         await attempt.turn_away()
     if not attempt.is_on_loop:
         raise WrongThread(
@@ -54,7 +54,10 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         call.key = codec.mask_text(call.key, call.secrets)
     parent = scope.parent_key
     body = codec.evidence(call.input, secrets=call.secrets)
-    key = journal.key_of(call, body, parent=parent)
+    branch = ambient.branch(scope)
+    key = journal.key_of(call, body, parent=parent, branch=branch)
+    if branch is not None:
+        ambient.go_on(scope, branch, key.rpartition("#")[0])
     while journal.is_running(key):
         journal.used(key)  # Its record has been asked for, whatever that comes to.
         await attempt.waits.until_known(parent, journal.until_known(key))

@@ -65,7 +65,8 @@ async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | No
     """What someone sent to this task under `name`, as `type`, oldest first, also when it came first.
 
     Raises TimeoutError after `timeout` seconds, NotInTask outside a task, and BadDelivery for what cannot be made
-    `type`: that holds what came, and counts as received, so that the next call takes the next one.
+    `type`: that holds what came, and counts as received, so that the next call takes the next one. Cancelled in the
+    moment in which it takes a delivery, it returns that instead, so that none is lost.
     """
     attempt = _attempt("receive")
     timeout_s = None if timeout is None else seconds(timeout, "timeout")
@@ -123,7 +124,11 @@ async def _value(attempt: Attempt, name: str, make: Callable[[], Any], annotatio
         return make()
 
     described = Call(kind=StepKind.VALUE, name=name, fn=made, annotation=annotation, tells_apart=False)
-    return await calls.perform(attempt, described)
+    found = await calls.perform(attempt, described)
+    scope = ambient.require(name)
+    if (branch := ambient.branch(scope)) is not None:
+        ambient.go_on(scope, branch, str(found))  # Branches that had the same calls before differ from here on.
+    return found
 
 
 # -- telling --------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -
 
 async def _refuse_ended(attempt: Attempt) -> None:
     """Raise CancelledError once the attempt is to end, and inside a call that was cut off: that tells nothing more."""
-    if attempt.has_ended:
+    if attempt.is_to_end:
         await attempt.turn_away()
     scope = ambient.scope()
     if scope is not None and scope.is_cut_off:

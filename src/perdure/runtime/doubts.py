@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from msgspec import structs
+
 from perdure import ambient, codec, phrases
 from perdure.errors import Error, NotApplied, NotSerializable, OutcomeUnknown, ToolError
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Question, QuestionKind
@@ -85,6 +87,9 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
     if record.attempt == attempt.task.attempt:
         cause = "the call around it was cut off between its start and its outcome"
     matter = _Matter(call, step, record.attempt, record.timestamp, cause)
+    if call.key is not None:
+        # Name and arguments may have changed since: what is asked about is what was called then.
+        matter.was = structs.replace(call, name=record.name, input=await _input_of(attempt, record))
     return await _settle(attempt, matter)
 
 
@@ -112,12 +117,11 @@ async def settle_left(attempt: Attempt, call: Call, step: steps.NewStep) -> None
 async def settle_unreached(attempt: Attempt, record: Step) -> None:
     """A call in doubt that the code no longer makes: what became of it is still asked before the task completes."""
     journal = attempt.journal
-    payload = await journal.read(_recorded_input, record.task_id, record.key or "", record.try_number)
     call = Call(
         kind=StepKind(record.event_kind),
         name=record.name,
         fn=_never,
-        input=payload if isinstance(payload, Mapping) else {"input": payload},
+        input=await _input_of(attempt, record),
         risk=Risk.parse(record.risk or Risk.HIGH),
     )
     step = journal.step(
@@ -139,7 +143,8 @@ class _Matter:
     """What is to be found out: about which call, who held it, since when, and why nobody knows.
 
     `may_run` is False when no code waits for the call any more, so that it is not run again either. `error` is what
-    this attempt's own try of it raised, the last of so many `tries`.
+    this attempt's own try of it raised, the last of so many `tries`. `was` is the call as it was made, where that is
+    another.
     """
 
     call: Call
@@ -150,6 +155,7 @@ class _Matter:
     may_run: bool = True
     error: BaseException | None = None
     tries: int = 0
+    was: Call | None = None
 
 
 async def _settle(attempt: Attempt, matter: _Matter) -> Any:
@@ -291,7 +297,7 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
 
 async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Question, Verdict[Any]]:
     """What a person says. A result that the tool cannot have returned is not taken: the question is asked again."""
-    call, step, journal = matter.call, matter.step, attempt.journal
+    call, step, journal = matter.was or matter.call, matter.step, attempt.journal
     text = asked = f"did {described(call)} happen?"
     while True:
         extra = {
@@ -320,7 +326,8 @@ def _misfit(call: Call, said: Verdict[Any]) -> str:
     """Why this cannot be the call's result, or "". Raises NotSerializable."""
     if answers.is_of_type(said.result, call.annotation):
         return ""
-    shown = codec.mask_text(phrases.shown(said.result), call.secrets)
+    # Masked before it is cut: what is left of a secret would no longer be known as one.
+    shown = phrases.shown(codec.decode(codec.evidence(said.result, secrets=call.secrets)))
     return f"{call.name} returns {answers.type_word(call.annotation)}, which {shown} is not"
 
 
@@ -334,7 +341,7 @@ async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
     if call.reconcile is None or call.risk is Risk.CRITICAL:
         return Verdict(UNKNOWN)
     started_at = datetime.fromtimestamp(matter.started_ms / 1000, UTC)
-    doubt = Doubt(matter.step.token or "", dict(call.input), started_at, matter.cause)
+    doubt = Doubt(matter.step.token or "", dict((matter.was or call).input), started_at, matter.cause)
     try:
         said = await _call_reconcile(attempt, call, matter.step, doubt)
         if not isinstance(said, Verdict):
@@ -377,6 +384,12 @@ def _asked_inside(tx: Any, task_id: str, scopes: Collection[str]) -> list[Questi
 
 def _answer(tx: Any, question: Question) -> Any:
     return payloads.plain(tx, question.answer)
+
+
+async def _input_of(attempt: Attempt, record: Step) -> Mapping[str, Any]:
+    """The arguments that a call was made with, as they were recorded."""
+    found = await attempt.journal.read(_recorded_input, record.task_id, record.key or "", record.try_number)
+    return found if isinstance(found, Mapping) else {"input": found}
 
 
 def _recorded_input(tx: Any, task_id: str, key: str, try_number: int) -> Any:

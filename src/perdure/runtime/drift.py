@@ -31,7 +31,7 @@ _FOUND = TakenBack("the code has come to its record after all")
 async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
     """Return once the call may run. Raises Drift, or the stand-in of Denied or Expired."""
     journal = attempt.journal
-    unused = _unused(attempt, call, parent)
+    unused = _unused(attempt, call, key, parent)
     if not unused:
         return
     if not call.is_dangerous:
@@ -44,7 +44,7 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
         await attempt.host.pause(attempt.host.settings.drift_settle_ms / 1000)
         for _ in range(3):
             await asyncio.sleep(0)  # A loop that was busy all the while lets the other branches go on first.
-        unused = _unused(attempt, call, parent)
+        unused = _unused(attempt, call, key, parent)
         if not unused:
             return
     recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
@@ -56,10 +56,10 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
     await _ask(attempt, call, step, parent=parent, why=why)
 
 
-def _unused(attempt: Attempt, call: Call, parent: str) -> list[Step]:
+def _unused(attempt: Attempt, call: Call, key: str, parent: str) -> list[Step]:
     journal = attempt.journal
     return journal.records.unused_like(
-        call.name, parent=parent, is_dangerous=call.is_dangerous, open_keys=journal.open_keys
+        call.name, key=key, parent=parent, is_dangerous=call.is_dangerous, open_keys=journal.open_keys
     )
 
 
@@ -75,7 +75,7 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
     loop = asyncio.get_running_loop()
     asking: asyncio.Future[Question] = loop.create_task(live.ask_first(attempt, call, step, why=why))
     try:
-        while not asking.done() and _unused(attempt, call, parent):
+        while not asking.done() and _unused(attempt, call, step.key, parent):
             answered: asyncio.Future[Any] = journal.next_answer()
             await asyncio.wait([asking, answered], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure import codec, phrases
@@ -210,16 +211,16 @@ async def _settle_doubts(attempt: Attempt) -> None:
     async with asyncio.TaskGroup() as group:
         for key, (call, step) in left.items():
             if key not in inner:
-                group.create_task(_in_call(attempt, key, doubts.settle_left(attempt, call, step)))
+                group.create_task(_in_call(attempt, key, partial(doubts.settle_left, attempt, call, step)))
         for key, record in unreached.items():
             journal.used(key)
             if key not in inner:
-                group.create_task(_in_call(attempt, key, doubts.settle_unreached(attempt, record)))
+                group.create_task(_in_call(attempt, key, partial(doubts.settle_unreached, attempt, record)))
 
 
-async def _in_call(attempt: Attempt, key: str, settling: Any) -> None:
+async def _in_call(attempt: Attempt, key: str, settle: Callable[[], Awaitable[None]]) -> None:
     async with attempt.waits.call(key):
-        await settling
+        await settle()
 
 
 # -- the agent was stopped ------------------------------------------------------------------

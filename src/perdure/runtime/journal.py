@@ -7,6 +7,8 @@ cancellation, which agent code cannot mistake for an error of its own.
 from __future__ import annotations
 
 import asyncio
+import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -48,8 +50,10 @@ class Journal:
         self._place = steps.Place(claim.task.n, claim.task.event_seq, claim.task.step_count, claim.task.attempt)
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
-        self._open_alike: dict[tuple[str, str], int] = {}
+        self._open_alike: dict[str, int] = defaultdict(int)  # calls without input, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
+        self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
+        self._made_in_branches: dict[str, dict[tuple[str, str], _Made]] = defaultdict(dict)  # the last of each kind
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._made_in: dict[str, Scope] = {}  # where each of these was made
         # Writes under way of calls above low risk, and of those inside others.
@@ -124,14 +128,26 @@ class Journal:
 
     # -- keys -------------------------------------------------------------------------------
 
-    def key_of(self, call: Call, body: bytes, *, parent: str) -> str:
-        """The key of a call. Raises AmbiguousStep when a replay could not tell it from one that is open."""
-        digest = codec.digest(body)
+    def key_of(self, call: Call, body: bytes, *, parent: str, branch: bytes | None = None) -> str:
+        """The key of a call. Raises AmbiguousStep when a replay could not tell it from another one.
+
+        One without input, made in a branch, is told from its like by what the `branch` has called before.
+        """
+        digest = codec.digest(body if call.input or call.key or not branch else body + branch)
+        if branch is not None and (call.input or call.key):
+            self._refuse_alike(call, body, digest, parent, branch)
         if call.key is None:
             return self._key_by_input(call, digest, parent)
         check_id(call.key, "key")
         place = f"{parent}@{call.key}"
         key = named_key(parent, call.key, self._occurrences.number(parent, "", place))
+        if (name := self._keyed.setdefault(place, call.name)) != call.name:
+            self._occurrences.take_back(parent, "", place)
+            raise AmbiguousStep(
+                f"key {call.key!r} names a call of {name} already, and {call.name} would be given what that returned. "
+                f"Give each a key of its own.",
+                field="key",
+            )
         others = self._open_keyed.get(place, {}).values()
         if any(one != (call.name, digest) for one in others) and not self._is_known(key):
             self._occurrences.take_back(parent, "", place)
@@ -144,7 +160,7 @@ class Journal:
 
     def _key_by_input(self, call: Call, digest: str, parent: str) -> str:
         key = call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
-        is_alike = call.tells_apart and not call.input and bool(self._open_alike.get((parent, call.name)))
+        is_alike = call.tells_apart and not call.input and self._open_alike[_unnumbered(key)] > 0
         if is_alike and not self._is_known(key):
             self._occurrences.take_back(parent, call.name, digest)
             raise AmbiguousStep(
@@ -153,6 +169,24 @@ class Journal:
                 field="key",
             )
         return key
+
+    def _refuse_alike(self, call: Call, body: bytes, digest: str, parent: str, branch: bytes) -> None:
+        """Refuse a call that differs from one of another branch, and in nothing that is recorded.
+
+        On replay the branches may come in another order, and each would be given the other's result.
+        """
+        what_differs = digest if call.key is not None else call.hidden(body)
+        if not any(what_differs):
+            return
+        made, place = _Made(what_differs, branch, asyncio.current_task()), (call.name, call.key or digest)
+        if made.may_be_swapped_with(self._made_in_branches[parent].get(place)):
+            where = "in what is not recorded (an object, a secret)" if call.key is None else "in input"
+            raise AmbiguousStep(
+                f"two branches call {call.name} alike, but {where} they differ: after a restart their results could be "
+                f"swapped. Give each a key of its own: .options(key=…)",
+                field="key",
+            )
+        self._made_in_branches[parent][place] = made
 
     def _is_known(self, key: str) -> bool:
         """Whether this is no second call beside an open one, but that very one, or one this attempt has had: made anew.
@@ -172,7 +206,7 @@ class Journal:
         if call.key is not None:
             self._open_keyed.setdefault(f"{parent}@{call.key}", {})[key] = (call.name, codec.digest(body))
         elif not call.input:
-            self._open_alike[parent, call.name] = self._open_alike.get((parent, call.name), 0) + 1
+            self._open_alike[_unnumbered(key)] += 1
 
     def close(self, call: Call, key: str, *, scope: Scope) -> None:
         """The call has ended, in whatever way: what was made inside it, nobody will come to.
@@ -188,7 +222,7 @@ class Journal:
         if call.key is not None:
             self._open_keyed[f"{parent}@{call.key}"].pop(key, None)
         elif not call.input:
-            self._open_alike[parent, call.name] -= 1
+            self._open_alike[_unnumbered(key)] -= 1
 
     @property
     def open_keys(self) -> Collection[str]:
@@ -218,6 +252,7 @@ class Journal:
     def restart(self, key: str) -> None:
         """The call with this key begins anew: the calls it makes are found again from the first."""
         self._occurrences.restart(key)
+        self._made_in_branches.pop(key, None)
         if self.records.begin_anew(key):
             self.has_history = True  # One that is not among those it had made may be one of them, made otherwise.
 
@@ -370,6 +405,40 @@ class Journal:
     def token_for(self, record: Step | None) -> str:
         """A call's idempotency token: the same in every attempt."""
         return record.token if record is not None and record.token else self.store.ids.token()
+
+
+def _unnumbered(key: str) -> str:
+    return key.rpartition("#")[0]
+
+
+class _Made:
+    """A call that was made in a branch: what distinguishes it, and what the branch had called before."""
+
+    __slots__ = ("_before", "_by", "_what")
+
+    def __init__(self, what: str | tuple[object, ...], before: bytes, by: asyncio.Task[Any] | None) -> None:
+        self._what, self._before, self._by = what, before, None if by is None else weakref.ref(by)
+
+    def may_be_swapped_with(self, last: _Made | None) -> bool:
+        """Whether both look alike and are not the same, and branches that race each other have made them.
+
+        Where both branches had called nothing else, they come in the order in which they were begun.
+        """
+        if last is None or last._before == self._before or self._is_same_task(last):
+            return False
+        return not _is_same(self._what, last._what)
+
+    def _is_same_task(self, last: _Made) -> bool:
+        return self._by is not None and last._by is not None and self._by() is last._by()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two calls are the same in what is not recorded. No `==` of a user's object is called."""
+    if isinstance(one, str):
+        return bool(one == other)
+    (held, secrets, *live), (other_held, other_secrets, *other_live) = one, other
+    pairs = zip([held, *live], [other_held, *other_live], strict=False)
+    return secrets == other_secrets and len(live) == len(other_live) and all(a is b for a, b in pairs)
 
 
 def _nobody_hears(_error: StoreError) -> None:

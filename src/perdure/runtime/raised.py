@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 _TEXT_LIMIT: Final = 10_000
@@ -113,6 +113,23 @@ def _frames(exc: BaseException) -> list[traceback.FrameSummary]:
 
 def _space(exc: BaseException) -> dict[str, object]:
     return BaseException.__dict__["__dict__"].__get__(exc)  # type: ignore[no-any-return]  # a descriptor of C
+
+
+def walk(
+    exc: BaseException, behind: Callable[[BaseException], Iterable[BaseException | None]]
+) -> Iterator[BaseException]:
+    """An exception, what stands behind it, and the members of groups among them, each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [exc]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        todo += behind(one)
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
 
 
 def _storable(text: str) -> str:

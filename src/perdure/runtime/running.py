@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import ambient, codec
-from perdure.errors import NotSerializable
+from perdure.errors import NotApplied, NotSerializable
 from perdure.model.task import MOST_USED, Usage
 from perdure.policy.risk import Risk
 from perdure.runtime import stand_ins
@@ -37,11 +37,17 @@ class CancelledInside(Exception):
 async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambient.Scope) -> Any:
     """Run the function once, inside its scope, in the place its kind needs. Raises what it raises, and CutOff."""
     if call.is_async and call.timeout_s is None and call.risk is Risk.LOW:
+        scope.main = asyncio.current_task()
         inside = ambient.current.set(scope)
         try:
             return await call.fn(*call.args, **call.kwargs)
         except SystemExit as left:
             raise _exit_called(left) from left
+        except asyncio.CancelledError as cut:
+            # Whoever wants it to end has cancelled its asyncio task, or refuses the calls that are made inside.
+            if is_cancelled() or attempt.is_to_end or scope.is_cut_off:
+                raise
+            raise _cancelled_inside(call) from cut
         finally:
             ambient.current.reset(inside)
     context = contextvars.copy_context()
@@ -50,13 +56,13 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
     until = None if call.timeout_s is None else loop.time() + call.timeout_s
     running: asyncio.Future[Any]
     if call.is_async:
-        running = loop.create_task(contained(call.fn, *call.args, **call.kwargs), context=context)
+        running = scope.main = loop.create_task(contained(call.fn, *call.args, **call.kwargs), context=context)
     else:
         running = start_thread(contained_in_thread(call.fn, *call.args, **call.kwargs), context=context, name=call.name)
     result = await _until_done(attempt, call, step, running, until=until)
     # A function may only hand on a coroutine: a lambda, a partial. The class is asked, for a result may be a proxy.
     if hasattr(type(result), "__await__"):
-        following = loop.create_task(contained(lambda: result), context=context)
+        following = scope.main = loop.create_task(contained(lambda: result), context=context)
         result = await _until_done(attempt, call, step, following, until=until)
     return result
 
@@ -80,14 +86,24 @@ async def _until_done(
             # Whoever called goes away. A thread cannot be cut: it counts as running until it has returned.
             if isinstance(running, asyncio.Task):
                 running.cancel()
-            running.add_done_callback(_heard)
+            running.add_done_callback(heard)
             if call.is_dangerous:
                 in_flight.leave(place, running, lambda ended: _last_word(call, ended))
     if not is_done:
         raise CutOff(f"{call.name} did not return within {call.timeout_s:g} s")
     if running.cancelled():
-        raise CancelledInside(f"{call.name} was cancelled from inside")
+        raise _cancelled_inside(call)
     return running.result()
+
+
+def is_cancelled() -> bool:
+    """Whether somebody wants the running asyncio task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cancelled_inside(call: Call) -> CancelledInside:
+    return CancelledInside(f"{call.name} was cancelled from inside")
 
 
 async def until_done(running: asyncio.Future[Any]) -> None:
@@ -107,7 +123,7 @@ async def until_done(running: asyncio.Future[Any]) -> None:
         running.remove_done_callback(tell)
 
 
-def _heard(ended: asyncio.Future[Any]) -> None:
+def heard(ended: asyncio.Future[Any]) -> None:
     """Look at what nobody waits for, or asyncio says of its error that it was never retrieved."""
     if not ended.cancelled():
         ended.exception()
@@ -124,6 +140,8 @@ def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]
             return WordKind.COMPLETED, codec.mask(body, call.secrets)
     except NotSerializable as refused:
         exc = refused
+    if isinstance(exc, NotApplied):
+        return WordKind.NOT_CALLED, b""
     if not isinstance(exc, Exception) or isinstance(exc, call.ambiguous):
         return WordKind.CUT_OFF, b""
     return WordKind.FAILED, stand_ins.to_body(stand_ins.describe(exc, secrets=call.secrets))

@@ -42,6 +42,7 @@ from perdure.runtime.lookout import Lookout
 from perdure.runtime.membership import Membership
 from perdure.runtime.permits import PermitQueue
 from perdure.runtime.pulse import Dropped, Pack, PulseBuffer, PulseFlusher
+from perdure.runtime.running import is_cancelled
 from perdure.runtime.sweeper import Sweeper
 from perdure.states import QuestionStatus
 from perdure.store import Store, aio, events, instances, order, task_lists, tasks
@@ -452,7 +453,7 @@ class Worker:
             raise
         except BaseException as error:
             # A cancellation of its own making, by a session that was closed say, is a failure like any other.
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             log.exception("notify failed for %s; it is told again", question.id)
             return False
@@ -472,12 +473,6 @@ def _why_ended(loop: asyncio.Task[None], *, is_stopping: bool) -> BaseException 
     broken = InvariantError(f"{loop.get_name()}, a loop of the worker, {how} although nobody stopped the worker")
     broken.__cause__ = error
     return broken
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody wants the running asyncio task to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _add_packs(tx: Transaction, packs: Sequence[Pack]) -> None:

@@ -1,8 +1,9 @@
-"""Keeps SQLite's log short without making a commit wait for it.
+"""Keeps SQLite's log short without making a commit wait for somebody who reads for long.
 
 One connection of its own copies the log into the database whenever it has grown by a few MiB; commits go on
-meanwhile. If the log still passes its cap (a long reader, or writing without a pause), the writer empties it between
-two batches. Its size is a metric.
+meanwhile. If the log still passes its cap (writing without a pause), the writer empties it between two batches. While
+a reader holds on to the log, which a backup does for long, it grows, and is cut some MiB after the reader has gone.
+Its size is a metric.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from typing import Protocol
 
 import apsw
 
+from perdure.errors import StoreError
+from perdure.store.writer_lock import WriterLock
+
 _COPY_EVERY_BYTES = 8 << 20
 _CAP_BYTES = 64 << 20
+_PATIENCE_MS = 60  # so long may the writer wait for reads, which end by then, and seldom: once for so many MiB
+_TRY_EVERY_BYTES = 8 << 20
 
 
 class Connect(Protocol):
@@ -25,15 +31,17 @@ class Connect(Protocol):
 class Checkpointer:
     """Watches the log of one file."""
 
-    def __init__(self, connect: Connect, *, writer: apsw.Connection) -> None:
-        self._writer = writer
+    def __init__(self, connect: Connect, *, writer: apsw.Connection, lock: WriterLock) -> None:
+        self._lock = lock
         self._page_bytes = int(writer.pragma("page_size"))
         self._pages = 0
         self._copied_at_pages = 0
+        self._empty_from_bytes = _CAP_BYTES
         self._due = threading.Event()
         self._at_work = threading.Lock()
         self._closing = False
         self._connection = connect()
+        self._connection.set_busy_timeout(_PATIENCE_MS)
         writer.set_wal_hook(self._committed)
         self._thread = threading.Thread(target=self._copy, name="perdure-checkpoint", daemon=True)
         self._thread.start()
@@ -46,16 +54,22 @@ class Checkpointer:
     @property
     def is_over_cap(self) -> bool:
         """Whether the log is so long that the writer has to empty it."""
-        return self.log_bytes > _CAP_BYTES
+        return self.log_bytes > self._empty_from_bytes
 
     def keep_small(self) -> None:
-        """Empty the log that is over its cap. Called by the writer between two batches."""
+        """Empty the log that is over its cap. Called by the writer between two batches, without the write lock."""
+        # SQLite would say "busy" at once while the copying thread is at it, which it always is by now; and while
+        # another process writes, which it always does where two never pause: hence the lock.
         try:
-            # SQLite would say "busy" at once while the other connection copies, which it always does by now.
             with self._at_work:
-                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        except apsw.Error:
-            return  # A reader needs the log, or the disk is full. All is in the log; the next batch tries again.
+                self._lock.take()
+                try:
+                    self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                finally:
+                    self._lock.drop()
+        except (apsw.Error, StoreError):
+            # A reader needs the log, the disk is full, or a process that holds the lock is frozen. All is in the log.
+            self._empty_from_bytes = self.log_bytes + _TRY_EVERY_BYTES
 
     def close(self) -> None:
         """Stop copying."""
@@ -65,9 +79,9 @@ class Checkpointer:
         self._connection.close()
 
     def _committed(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._pages:  # The log began anew.
+            self._copied_at_pages, self._empty_from_bytes = 0, _CAP_BYTES
         self._pages = pages
-        if pages < self._copied_at_pages:
-            self._copied_at_pages = 0  # The log began anew.
         if (pages - self._copied_at_pages) * self._page_bytes > _COPY_EVERY_BYTES:
             self._copied_at_pages = pages
             self._due.set()

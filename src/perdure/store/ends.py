@@ -114,7 +114,7 @@ def settle_call(
         raise NotFound(f"there is no task {task_id}")
     task = task_from_row(row)
     if not task.status.is_terminal:
-        raise Refused(f"task {task_id} has not ended: its own question decides about the call; see `perdure why`")
+        raise Refused(f"task {task_id} has not ended: its own question decides; see `perdure why {task_id}`")
     step = steps.at_index(tx, task_id, step_index)
     if step.key is None or step.risk in (None, Risk.LOW):
         raise BadInput(f"record {step_index} of task {task_id} is no call above low risk", field="step")

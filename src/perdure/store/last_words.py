@@ -22,7 +22,7 @@ T = load("tasks")
 class WordKind(StrEnum):
     """How a call ended whose attempt had lost its task."""
 
-    NOT_CALLED = "not_called"  # its intent was on record, and the function never started
+    NOT_CALLED = "not_called"  # its intent was on record, and the function never started, or says that nothing happened
     CUT_OFF = "cut_off"  # cancelled inside: nobody knows
     COMPLETED = "completed"
     FAILED = "failed"

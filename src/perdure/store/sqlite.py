@@ -15,6 +15,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class SqliteDatabase:
         try:
             self._file = Forks.opening(path) if path and not vfs else None
             self._connection = self._open_writer()
-            self._checkpointer = self._open_checkpointer() if path and not vfs else None
+            self._checkpointer = None if self._lock is None else self._open_checkpointer(self._lock)
         except BaseException:
             self._let_go_of_file()
             raise
@@ -143,7 +144,7 @@ class SqliteDatabase:
             return
         self._closing = True
         if self._writer is None:
-            self._close_writer()
+            _close(self._connection)
         else:
             self._wake_writer()
             self._writer.join()
@@ -180,14 +181,17 @@ class SqliteDatabase:
                     self._idle.acquire()
                 self._is_idle = False
                 continue
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
+            batch = self._take_waiting(_MAX_BATCH)
             if self._answers and not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
                 self._hand_out()
             try:
                 self._commit(batch)
             except BaseException as error:  # noqa: BLE001  # None is known; but nobody must wait for ever.
                 self._give_up(batch, error)
-        self._close_writer()
+        _close(self._connection)
+
+    def _take_waiting(self, limit: int) -> list[Job]:
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), limit))]
 
     def _give_up(self, batch: list[Job], error: BaseException) -> None:
         self._failure = StoreClosed(f"the thread that writes to {self.url} has failed with {error!r}")
@@ -196,12 +200,6 @@ class SqliteDatabase:
         deliver_all([(waiter, None, self._closed()) for _, waiter in batch])
         self._ended = True
         self._refuse_waiting()
-
-    def _close_writer(self) -> None:
-        try:
-            self._connection.close()
-        except apsw.Error:  # The disk failed again; what is committed lies in the log and is found there.
-            return
 
     def _commit(self, batch: list[Job]) -> None:
         connection = self._connection
@@ -212,6 +210,7 @@ class SqliteDatabase:
             if self._lock is not None and not self._lock.take_if_free():
                 self._hand_out()
                 self._lock.wait()
+                batch += self._take_waiting(_MAX_BATCH - len(batch))  # What has come in while another process wrote.
         except StoreError as refused:
             self._answers += [(waiter, None, refused) for _, waiter in batch]
             return
@@ -316,11 +315,12 @@ class SqliteDatabase:
                     answers.append(self._run_read(connection, unit, waiter))
             except BaseException as error:  # noqa: BLE001  # It could not be opened, or no transaction begun.
                 answers += [(waiter, None, as_told(error)) for _, waiter in batch[len(answers) :]]
-            if connection is not None:
-                _roll_back(connection)
+            if connection is not None and not _roll_back(connection):
+                _close(connection)  # It would read from this snapshot for ever; the next reads have another.
+                connection = None
             deliver_all(answers)
         if connection is not None:
-            connection.close()
+            _close(connection)
 
     def _reads_waiting(self) -> list[Job]:
         """Reads that came meanwhile, to share one snapshot and one wake-up of their loop; not many, for all wait."""
@@ -365,9 +365,9 @@ class SqliteDatabase:
             if self._lock is not None:
                 self._lock.drop()
 
-    def _open_checkpointer(self) -> Checkpointer:
+    def _open_checkpointer(self, lock: WriterLock) -> Checkpointer:
         try:
-            return Checkpointer(self._new_connection, writer=self._connection)
+            return Checkpointer(self._new_connection, writer=self._connection, lock=lock)
         except apsw.Error as error:
             self._connection.close()
             raise translate(error, self.url) from error
@@ -446,12 +446,17 @@ class _Soft:
         return self._unit(tx)
 
 
-def _roll_back(connection: apsw.Connection) -> None:
-    if connection.in_transaction:
-        try:
+def _roll_back(connection: apsw.Connection) -> bool:
+    """Whether no transaction is open any more. What led here is told already; a writer's next BEGIN tells the rest."""
+    with suppress(apsw.Error):
+        if connection.in_transaction:
             connection.execute("ROLLBACK")
-        except apsw.Error:
-            return  # What led here is told to the caller already, and the next BEGIN tells if it has not ended.
+    return not connection.in_transaction
+
+
+def _close(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):  # The disk failed again; what is committed lies in the log and is found there.
+        connection.close()
 
 
 def _beside(path: Path, what: str) -> Path:

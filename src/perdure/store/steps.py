@@ -262,7 +262,7 @@ def at_index(tx: Transaction, task_id: str, step_index: int) -> Step:
     for row in tx.all(Q.trace, id=task_id, from_index=step_index, limit=1):
         if row[1] == step_index:
             return unpacked(tx, Step.from_row(row))
-    raise NotFound(f"task {task_id} has no record {step_index}; `perdure show` lists them")
+    raise NotFound(f"task {task_id} has no record {step_index}; `perdure show {task_id}` lists them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,10 +166,9 @@ def find(tx: Transaction, ending: str) -> str:
     if not ending:
         raise BadInput("give the id of a task, or its last characters", field="task")
     check_id(ending, "task")
+    if tx.one(Q.get, id=ending) is not None:
+        return ending
     rows = tx.all(Q.by_ending, ending=ending) or tx.all(Q.by_ending, ending=ending.upper())
-    exact = [row[0] for row in rows if row[0] == ending]
-    if exact:
-        return str(exact[0])
     if not rows:
         raise NotFound(f"no task's id ends in {ending}; `perdure ps --all` lists them")
     if len(rows) > 1:

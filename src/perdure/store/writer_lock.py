@@ -12,6 +12,7 @@ import fcntl
 import os
 import threading
 import weakref
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class WriterLock:
         self._trouble: OSError | None = None  # why the thread did not get it
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._is_open = True
         # A forked child shares the descriptor and with it the lock, which would then outlive us.
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
@@ -61,24 +63,30 @@ class WriterLock:
             still_waiting, self._abandoned = self._abandoned, False
         if not still_waiting:
             self._wait_in_thread()
-        if self._granted.acquire(timeout=self._busy_s):
-            return self._check_granted()
-        with self._mutex:
-            if self._granted.acquire(blocking=False):
-                return self._check_granted()  # It came between the deadline and here.
-            self._abandoned = True
-        raise self._busy()
+        is_granted = False
+        try:
+            is_granted = self._granted.acquire(timeout=self._busy_s)
+        finally:
+            if not is_granted:  # After the deadline, or Ctrl-C.
+                with self._mutex:
+                    is_granted = self._granted.acquire(blocking=False)  # It came between the deadline and here.
+                    self._abandoned = not is_granted
+        if not is_granted:
+            raise self._busy()
+        if self._trouble is not None:
+            raise self._failed(self._trouble) from self._trouble
 
     def drop(self) -> None:
         """Let the next process write."""
         _unlock(self._fd)
 
     def close(self) -> None:
-        """Close the side file; a waiting thread ends when it next gets the lock."""
-        self._closed = True
+        """Close the side file; a waiting thread ends when it next gets the lock, and closes it then."""
+        with self._mutex:
+            self._closed = True
+            if not self._abandoned:
+                self._close_file()
         self._wanted.release()
-        if self._thread is None or not self._abandoned:
-            _close(self._fd)
 
     def _wait_in_thread(self) -> None:
         if self._thread is None:
@@ -102,14 +110,17 @@ class WriterLock:
                     self._abandoned = False
                     _unlock(self._fd)
                     if self._closed:
-                        _close(self._fd)
+                        self._close_file()
                         return
                 else:
                     self._granted.release()
 
-    def _check_granted(self) -> None:
-        if self._trouble is not None:
-            raise self._failed(self._trouble) from self._trouble
+    def _close_file(self) -> None:
+        # Once, by whoever holds the mutex: the number is another file's as soon as one is opened.
+        if self._is_open:
+            self._is_open = False
+            with suppress(OSError):  # Closed already, by somebody whose file it was not.
+                os.close(self._fd)
 
     def _failed(self, error: OSError) -> StoreError:
         what_to_do = "Open the store anew" if error.errno == errno.EBADF else "Try again"  # Somebody closed its file.
@@ -127,13 +138,6 @@ class WriterLock:
         )
 
 
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:  # Closed already, by somebody whose file it was not.
-        return
-
-
 def _unlock(fd: int) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -143,8 +147,8 @@ def _unlock(fd: int) -> None:
 
 def _close_in_child(parents: weakref.ref[WriterLock]) -> None:
     lock = parents()
-    if lock is not None and not lock._closed:
-        _close(lock._fd)
+    if lock is not None:
+        lock._close_file()  # Without the mutex: a thread may have held it, and there is none here to give it back.
 
 
 def _holder(path: Path) -> int | None:

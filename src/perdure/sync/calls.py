@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from random import Random
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, Never, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from perdure import ambient, codec
@@ -22,6 +22,11 @@ from perdure.sync.bridge import refuse_on_loop, wait
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+T5 = TypeVar("T5")
 
 
 class ModelVerb:
@@ -83,10 +88,73 @@ def call(tool: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 @overload
-def gather(*aws: Bound[R], return_exceptions: Literal[False] = False) -> list[R]: ...
+def gather(a1: Bound[R], /, *, return_exceptions: Literal[False] = False) -> list[R]: ...
 @overload
-def gather(*aws: Bound[R], return_exceptions: bool) -> list[R | BaseException]: ...
-def gather(*aws: Bound[Any], return_exceptions: bool = False) -> list[Any]:
+def gather(a1: Bound[R], /, *, return_exceptions: bool) -> list[R | BaseException]: ...
+@overload
+def gather(a1: Bound[T1], a2: Bound[T2], /, *, return_exceptions: Literal[False] = False) -> tuple[T1, T2]: ...
+@overload
+def gather(
+    a1: Bound[T1], a2: Bound[T2], /, *, return_exceptions: bool
+) -> tuple[T1 | BaseException, T2 | BaseException]: ...
+@overload
+def gather(
+    a1: Bound[T1], a2: Bound[T2], a3: Bound[T3], /, *, return_exceptions: Literal[False] = False
+) -> tuple[T1, T2, T3]: ...
+@overload
+def gather(
+    a1: Bound[T1], a2: Bound[T2], a3: Bound[T3], /, *, return_exceptions: bool
+) -> tuple[T1 | BaseException, T2 | BaseException, T3 | BaseException]: ...
+@overload
+def gather(
+    a1: Bound[T1], a2: Bound[T2], a3: Bound[T3], a4: Bound[T4], /, *, return_exceptions: Literal[False] = False
+) -> tuple[T1, T2, T3, T4]: ...
+@overload
+def gather(
+    a1: Bound[T1], a2: Bound[T2], a3: Bound[T3], a4: Bound[T4], /, *, return_exceptions: bool
+) -> tuple[T1 | BaseException, T2 | BaseException, T3 | BaseException, T4 | BaseException]: ...
+@overload
+def gather(
+    a1: Bound[T1],
+    a2: Bound[T2],
+    a3: Bound[T3],
+    a4: Bound[T4],
+    a5: Bound[T5],
+    /,
+    *,
+    return_exceptions: Literal[False] = False,
+) -> tuple[T1, T2, T3, T4, T5]: ...
+@overload
+def gather(
+    a1: Bound[T1], a2: Bound[T2], a3: Bound[T3], a4: Bound[T4], a5: Bound[T5], /, *, return_exceptions: bool
+) -> tuple[T1 | BaseException, T2 | BaseException, T3 | BaseException, T4 | BaseException, T5 | BaseException]: ...
+@overload
+def gather(
+    a1: Bound[R],
+    a2: Bound[R],
+    a3: Bound[R],
+    a4: Bound[R],
+    a5: Bound[R],
+    a6: Bound[R],
+    /,
+    *aws: Bound[R],
+    return_exceptions: Literal[False] = False,
+) -> list[R]: ...
+@overload
+def gather(
+    a1: Bound[R],
+    a2: Bound[R],
+    a3: Bound[R],
+    a4: Bound[R],
+    a5: Bound[R],
+    a6: Bound[R],
+    /,
+    *aws: Bound[R],
+    return_exceptions: bool,
+) -> list[R | BaseException]: ...
+@overload
+def gather(*, return_exceptions: bool = False) -> list[Never]: ...
+def gather(*aws: Bound[Any], return_exceptions: bool = False) -> Any:
     """Run bound calls (`tool.bind(…)`, `agent.bind(…)`) at once, each in a thread that carries the task.
 
     Waits for all and returns the results in order. If any failed, raises an ExceptionGroup of what failed, after all

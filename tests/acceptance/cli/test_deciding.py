@@ -244,8 +244,10 @@ def test_a_tool_that_returns_something_needs_a_result(desk: Desk, world: World, 
     [
         ("str", [[], ["--result", "5"]], ["--result", '"r-1"'], ["--happened --result JSON"]),
         ("None", [["--result", "5"]], [], ["--happened"]),
-        ("int | None", [["--result", '"r-1"']], [], ["--happened", "--happened --result JSON"]),
-        ("Receipt", [], [], ["--happened", "--happened --result JSON"]),
+        ("int | None", [["--result", '"r-1"']], [], ["--happened --result JSON", "--happened"]),
+        ("Receipt", [[]], ["--result", "{}"], ["--happened --result JSON"]),
+        ("Receipt | None", [], [], ["--happened --result JSON", "--happened"]),
+        ("object", [], [], ["--happened --result JSON", "--happened"]),
         ("list[Receipt]", [[], ["--result", "5"]], ["--result", "[{}]"], ["--happened --result JSON"]),
     ],
 )

@@ -386,10 +386,10 @@ def test_a_call_that_an_ended_task_left_in_doubt_is_listed_with_what_settles_it(
 
     settle = f"      perdure settle {claim.task.id} {step}"
     assert lines[2:] == [
-        "    it happened and returned nothing",
-        f"{settle} --happened",
         "    it happened, and JSON is what it returned",
         f"{settle} --happened --result JSON",
+        "    it happened, if it is a call that returns nothing",
+        f"{settle} --happened",
         "    it did not",
         f"{settle} --not-happened",
         "    nobody can find out",

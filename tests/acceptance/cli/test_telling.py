@@ -34,6 +34,19 @@ def test_json_is_alone_on_standard_output_whatever_agents_print(desk: Desk) -> N
     assert desk.run_apart("run", "slow", "1", "--new").out.startswith("imported\nslow 1\n")
 
 
+def test_a_worker_whose_reader_has_gone_stops_in_good_order(desk: Desk) -> None:
+    with desk.begin("worker", "--json") as process:
+        hear(process.stdout, '"ready"')
+        assert process.stdout is not None
+        process.stdout.close()
+        asyncio.run(start(desk, "slow", n=1))
+        process.stdout = None
+        _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert "Traceback" not in err
+
+
 def test_json_of_every_command_is_alone_whatever_the_module_of_the_app_prints(desk: Desk, story: Story) -> None:
     module = desk.folder / f"{desk.module}.py"
     module.write_text("import os\nprint('imported')\nos.write(1, b'by its code of C\\n')\n" + module.read_text())

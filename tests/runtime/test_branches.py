@@ -1,0 +1,237 @@
+"""Branches that race each other: what tells their calls apart, when nothing that is recorded does."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.errors import AmbiguousStep
+from tests.held_calls import Ledger
+from tests.theatre import Theatre
+
+
+class Account:
+    """Something that no record can hold."""
+
+    def __init__(self, ledger: Ledger, owner: str) -> None:
+        self._ledger, self._owner = ledger, owner
+
+    def pay(self, amount: int) -> str:
+        """Pay into it."""
+        return pay(self._ledger, self._owner, amount)
+
+
+def pay(ledger: Ledger, owner: str, amount: int) -> str:
+    """A payment, as the world sees it."""
+    ledger.note(f"{owner} {amount}")
+    return f"paid {owner}"
+
+
+async def killed_after_the_first(
+    house: Theatre, ledger: Ledger, finish: Callable[[str], Any], *, owners: tuple[str, ...] = ("ben", "ana")
+) -> perdure.TaskHandle[list[Any]]:
+    """Two branches that look something up and finish; the second one is faster, and only it gets there at first."""
+
+    @perdure.tool(risk="low")
+    async def search(owner: str) -> str:
+        await asyncio.sleep(2 if owner == owners[0] else 1)
+        return owner
+
+    async def branch(owner: str) -> Any:
+        await search(owner)
+        if len(house.actors) == 1 and owner == owners[0]:
+            await asyncio.sleep(1e6)
+        return await finish(owner)
+
+    @perdure.agent
+    async def host() -> list[Any]:
+        return list(await asyncio.gather(*(branch(owner) for owner in owners)))
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: ledger.done)
+    await asyncio.sleep(3)
+    house.kill(first)
+    await house.hire(host)
+    return task
+
+
+@pytest.mark.parametrize("form", ["lambda", "partial"])
+async def test_calls_without_input_are_told_apart_by_what_their_branches_had_called_before(
+    house: Theatre, ledger: Ledger, form: str
+) -> None:
+    async def finish(owner: str) -> str:
+        fn = functools.partial(pay, ledger, owner, 5) if form == "partial" else lambda: pay(ledger, owner, 5)
+        return await perdure.step("pay", fn)
+
+    task = await killed_after_the_first(house, ledger, finish)
+
+    assert await task.result() == ["paid ben", "paid ana"]
+    assert ledger.done == ["ana 5", "ben 5"]
+
+
+@pytest.mark.parametrize("value", [perdure.uuid, perdure.now, perdure.random])
+async def test_a_branch_gets_its_own_values_again(house: Theatre, ledger: Ledger, value: Callable[[], Any]) -> None:
+    @perdure.tool(risk="high")
+    async def book(owner: str, token: str) -> str:
+        ledger.note(owner)
+        return f"{owner} {token}"
+
+    async def finish(owner: str) -> bool:
+        token = await value()
+        again = await value()
+        said = await book(owner, str(token if value is not perdure.random else token.random()))
+        return said.startswith(owner) and again is not None
+
+    task = await killed_after_the_first(house, ledger, finish)
+
+    assert await task.result() == [True, True]
+    assert ledger.done == ["ana", "ben"]
+    assert house.kinds(task).count("question_opened") == 0
+
+
+@pytest.mark.parametrize("differs", ["bound", "opaque", "secret", "key"])
+async def test_branches_that_call_alike_what_is_not_the_same_are_refused(
+    house: Theatre, ledger: Ledger, differs: str
+) -> None:
+    @perdure.tool(risk="high", secret=["card"])
+    async def charge(card: str, amount: int) -> str:
+        pay(ledger, card, amount)
+        return "paid"
+
+    @perdure.tool(risk="high")
+    async def pay_into(account: object, amount: int) -> str:
+        return account.pay(amount) if isinstance(account, Account) else pay(ledger, str(account), amount)
+
+    @perdure.tool(risk="low")
+    async def search(owner: str, wait_s: float) -> str:
+        await asyncio.sleep(wait_s)
+        return owner
+
+    async def branch(owner: str, wait_s: float) -> str:
+        await search(owner, wait_s)
+        match differs:
+            case "bound":
+                return await perdure.step("pay", Account(ledger, owner).pay, 5)
+            case "opaque":
+                return await pay_into(Account(ledger, owner), 5)
+            case "secret":
+                return await charge(owner, 5)
+            case _:
+                return await pay_into.options(key="pay")(owner, 5)
+
+    @perdure.agent
+    async def host() -> list[Any]:
+        paid, refused = await asyncio.gather(branch("ana", 0), branch("ben", 5), return_exceptions=True)
+        assert isinstance(refused, AmbiguousStep)
+        return [str(paid)[:4], refused.field]
+
+    assert await house.play(host) == ["paid", "key"]
+    assert ledger.done == ["ana 5"]
+
+
+async def test_branches_may_call_the_same_alike(house: Theatre, ledger: Ledger) -> None:
+    shared = Account(ledger, "ana")
+
+    @perdure.tool(risk="high")
+    async def pay_into(account: Account, amount: int) -> str:
+        return account.pay(amount)
+
+    @perdure.tool(risk="low")
+    async def wait(wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+
+    async def branch(wait_s: float) -> list[str]:
+        await wait(wait_s)
+        return [await pay_into(shared, 5), await perdure.step("pay", shared.pay, 5)]
+
+    @perdure.agent
+    async def host() -> list[Any]:
+        return list(await asyncio.gather(branch(0), branch(5)))
+
+    assert await house.play(host) == [["paid ana", "paid ana"], ["paid ana", "paid ana"]]
+
+
+async def test_one_call_after_the_other_needs_no_key_whatever_it_hides(house: Theatre, ledger: Ledger) -> None:
+    @perdure.agent
+    async def host() -> list[str]:
+        async def branch() -> list[str]:
+            return [await perdure.step("pay", Account(ledger, owner).pay, 5) for owner in ("ana", "ben")]
+
+        (paid,) = await asyncio.gather(branch())
+        for owner in ("cid", "dan"):
+            paid.append(await asyncio.wait_for(perdure.step("pay", functools.partial(pay, ledger, owner, 5)), 9))
+        return paid
+
+    assert await house.play(host) == ["paid ana", "paid ben", "paid cid", "paid dan"]
+
+
+async def test_the_tries_of_a_call_find_what_their_branches_had_made(house: Theatre, ledger: Ledger) -> None:
+    tries: list[int] = []
+
+    @perdure.tool(risk="low")
+    async def search(owner: str, wait_s: float) -> str:
+        await asyncio.sleep(wait_s)
+        return owner
+
+    @perdure.tool(risk="low", retries=2)
+    async def order() -> list[str]:
+        tries.append(1)
+
+        async def branch(owner: str) -> str:
+            await search(owner, {"ana": 1, "ben": 2}[owner])
+            if owner == "ben" and len(tries) == 1:
+                raise ConnectionError("reset")
+            return await perdure.step("pay", lambda: pay(ledger, owner, 5))
+
+        return list(await perdure.gather(branch("ben"), branch("ana")))
+
+    @perdure.agent
+    async def host() -> list[str]:
+        return await order()
+
+    assert await house.play(host) == ["paid ben", "paid ana"]
+    assert ledger.done == ["ana 5", "ben 5"]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_an_order_that_another_worker_of_a_queue_had_paid_is_asked_about(
+    house: Theatre, ledger: Ledger, is_done: bool
+) -> None:
+    orders: list[str] = []
+
+    @perdure.tool(risk="high")
+    async def settle(order: str) -> str:
+        ledger.note(order)
+        if not is_done:
+            await asyncio.sleep(1e6)
+        return order
+
+    @perdure.tool(risk="low")
+    async def work(n: int) -> list[str]:
+        await asyncio.sleep(5 if n == (len(house.actors) == 1) else 0)  # Another one is first after the kill.
+        done = []
+        while orders:
+            done.append(await settle(orders.pop()))
+            await asyncio.sleep(1e6)
+        return done
+
+    @perdure.agent
+    async def host() -> list[Any]:
+        orders[:] = ["o-1"]
+        return list(await perdure.gather(work(0), work(1)))
+
+    first = await house.hire(host)
+    await house.client.start(host)
+    await house.until(lambda: ledger.done)
+    await asyncio.sleep(1)
+    house.kill(first)
+    await house.hire(host)
+
+    assert "lies unused: settle(order=" in (await house.question()).text
+    assert ledger.done == ["o-1"]
