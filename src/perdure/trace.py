@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import count
 
 from msgspec import structs
 
@@ -54,11 +55,15 @@ class Occurrences:
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+        self._taken: dict[tuple[str, str], set[int]] = {}  # at the top, beyond a number that is free
 
     def number(self, parent: str, name: str, digest: str) -> int:
         """0 for the first call of its kind, then 1, 2, …"""
         counts, call = self._counts[parent], (name, digest)
         number = counts.get(call, 0)
+        if self._taken and parent == ROOT:
+            while number in self._taken.get(call, ()):
+                number += 1
         counts[call] = number + 1
         return number
 
@@ -67,8 +72,11 @@ class Occurrences:
         self._counts[parent][name, digest] -= 1
 
     def go_on_after(self, keys: Iterable[str]) -> None:
-        """Calls at the top that were made before: the next equal one is another call, and not one of these again."""
-        counts = self._counts[ROOT]
+        """Calls at the top that were made before: the next equal one is another call, and not one of these again.
+
+        A number that is left out among them is of a call that is still to be made: the next equal one is that.
+        """
+        made: dict[tuple[str, str], set[int]] = defaultdict(set)
         for key in keys:
             head, _, number = key.rpartition("#")
             match key[:1]:
@@ -79,7 +87,13 @@ class Occurrences:
                     call = ("", f"{ROOT}{head}")
                 case _:
                     continue  # Made inside another call, whose own number tells it apart.
-            counts[call] = max(counts.get(call, 0), int(number) + 1)
+            made[call].add(int(number))
+        counts = self._counts[ROOT]
+        for call, numbers in made.items():
+            free = next(number for number in count() if number not in numbers)
+            counts[call] = max(counts.get(call, 0), free)
+            if max(numbers) > free:
+                self._taken[call] = numbers
 
     def restart(self, parent: str) -> None:
         """The call with this key begins anew: the calls inside it are counted from 0 again."""
@@ -140,6 +154,8 @@ class Records:
         # Inside calls that have been answered: no code comes to them any more, unless such a call runs again.
         self._left_inside: set[str] = set()
         self._nesting = Nesting()
+        self._was_open: frozenset[str] = frozenset()  # at the checkpoint from which the agent goes on
+        self._to_come: set[str] = set()  # of these, what no call has come to so far
         for step in steps:
             if step.key is None or step.step_index < replay_from:
                 continue
@@ -179,6 +195,7 @@ class Records:
         """
         self._is_used(key)
         self._left_inside.discard(key)
+        self._to_come.discard(key)
         self.use_inside(key)
 
     def use_inside(self, key: str) -> None:
@@ -241,13 +258,32 @@ class Records:
         if step.risk != Risk.LOW:
             self._unused_above_low[step.name][key] = step
 
+    def leave_open(self, keys: frozenset[str]) -> None:
+        """These calls were open at the checkpoint from which the agent goes on: for `use_before` they are to come."""
+        self._was_open, self._to_come = keys, set(keys)
+
+    @property
+    def to_come(self) -> Collection[str]:
+        """Calls that were open at that checkpoint and have not been made again yet."""
+        return self._to_come
+
     def use_before(self, step_index: int) -> list[str]:
-        """The agent goes on from a checkpoint: what was recorded before it is not asked for again. Its keys."""
-        before = [key for key, step in self._by_key.items() if step.step_index < step_index]
+        """The agent goes on from a checkpoint: what was recorded before it is not asked for again.
+
+        Returns the keys of what was made before, also of calls that left no record. What was open then is not among
+        them: it and what was made inside it are found again.
+        """
+        still = self._was_open.union(*(self._nesting.all_inside(key) for key in self._was_open))
+        before = [key for key, step in self._by_key.items() if step.step_index < step_index and key not in still]
         for key in before:
             if not self._by_key[key].is_in_doubt:
                 self.use(key)
-        return before
+        highest: dict[str, int] = {}
+        for key in (*before, *self._was_open):
+            head, _, number = key.rpartition("#")
+            highest[head] = max(highest.get(head, 0), int(number))
+        made = (f"{head}#{number}" for head, last in highest.items() for number in range(last + 1))
+        return [key for key in made if key not in self._was_open]
 
     def failed_inside(self, key: str) -> list[Step]:
         """Records of calls inside this one that failed and may be why it ended; not those already run anew.

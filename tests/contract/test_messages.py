@@ -124,6 +124,17 @@ def test_checkpoints_are_numbered_and_the_newest_is_found_first(world: World) ->
     assert world.feed(claim.task.id)[-1].payload == {"number": 2, "at_step": 2}
 
 
+def test_a_checkpoint_knows_which_calls_were_open(world: World) -> None:
+    claim = world.start()
+    for key, open_keys in (("a", ["=act:1#0", "@sent#1"]), ("b", [])):
+        world.store.call(messages.save_checkpoint, claim.fence, packed(key), step_key=key, open_keys=open_keys)
+
+    first, second = (world.store.read(messages.resume_point, claim.task.id, number) for number in (1, 2))
+
+    assert first is not None and first.open_keys == {"=act:1#0", "@sent#1"}
+    assert second is not None and second.open_keys == set()
+
+
 def test_a_checkpoint_with_a_known_key_is_saved_once(world: World) -> None:
     claim = world.start()
     world.store.call(messages.save_checkpoint, claim.fence, packed("first"), step_key="a")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from perdure import codec
-from perdure.errors import BadInput, NotFound
+from perdure.errors import BadInput, LeaseLost, NotFound
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
 from perdure.store import effects, instances, payloads, questions, sessions, steps, task_lists
@@ -82,6 +83,22 @@ def test_the_first_answer_counts(world: World) -> None:
 
     assert again == first
     assert (first.answered_by, first.reason, _answered(world, asked)) == ("ada", "it suits", "blue")
+
+
+def test_only_an_open_question_is_taken_back_and_only_by_the_owner_of_its_task(world: World) -> None:
+    claim = world.start()
+    left, answered = world.ask(claim, step_key="a"), world.ask(claim, step_key="b")
+    world.store.call(questions.answer, answered.id, by="ada", value=packed("blue"))
+
+    stranger = replace(claim.fence, execution_id="another")
+    with pytest.raises(LeaseLost):
+        world.store.call(questions.take_back, stranger, left.id, reason="no")
+    world.store.call(questions.take_back, claim.fence, left.id, reason="nobody waits")
+    world.unchanged_by(world.store.call, questions.take_back, claim.fence, answered.id, reason="nobody waits")
+
+    became = [world.store.read(questions.get, one.id) for one in (left, answered)]
+    assert [(one.status, one.reason) for one in became] == [("cancelled", "nobody waits"), ("answered", None)]
+    assert world.ask(claim, step_key="a").id not in (left.id, answered.id)
 
 
 def test_of_yes_and_no_the_first_counts(world: World) -> None:

@@ -67,7 +67,6 @@ async def tell(api_key: str) -> list[Any]:
     perdure.stream(f"streamed {api_key}")
     await perdure.message("tool", [f"said {api_key}", api_key.encode()])
     await perdure.event(f"kind {api_key}", {"with": api_key, api_key: 1})
-    await perdure.checkpoint({"state": api_key})
     found = [await perdure.artifact(f"name {api_key}", data) for data in (f"x {api_key}", b"y " + api_key.encode())]
     read = [await perdure.read_artifact(sha256) for sha256 in found]
     asked = await perdure.ask(f"may {api_key}?", to=f"the owner of {api_key}")

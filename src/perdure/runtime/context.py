@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from perdure import ambient, codec
 from perdure.ambient import carry
 from perdure.definitions import Duration, seconds
-from perdure.errors import BadInput
+from perdure.errors import BadInput, Cancelled
 from perdure.model.event import EventKind
 from perdure.model.message import ROLES, NewMessage
 from perdure.model.step import StepKind
@@ -29,6 +29,7 @@ from perdure.runtime.call import Call
 from perdure.runtime.verbs import call, gather, here, model, read, step
 from perdure.store import artifacts, messages, steps
 from perdure.store.sessions import check_id, need_text
+from perdure.trace import ROOT
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -141,8 +142,7 @@ async def message(role: str, content: Any, /) -> None:
     attempt = here()
     if attempt is None:
         return
-    if attempt.is_to_end:
-        await attempt.turn_away()
+    await _refuse_ended(attempt)
     if role not in ROLES:
         raise BadInput(f"role is {role!r}; give {', '.join(ROLES[:-1])} or {ROLES[-1]}", field="role")
     body = _encoded(content)
@@ -152,30 +152,43 @@ async def message(role: str, content: Any, /) -> None:
 
 
 async def checkpoint(state: Any, /) -> None:
-    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task."""
+    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
+
+    For the agent's own code: raises BadInput inside a tool or another call.
+    """
     attempt = here()
     if attempt is None:
         return
-    if attempt.is_to_end:
-        await attempt.turn_away()
+    await _refuse_ended(attempt)
+    _refuse_inside_call("checkpoint")
     key = _told_key(attempt, "checkpoint", {"state": state})
-    packed = codec.pack(_encoded(state))
-    await attempt.journal.write(messages.save_checkpoint, attempt.journal.fence, packed, step_key=key)
+    packed = codec.pack(codec.encode(state))
+    journal = attempt.journal
+    open_keys = sorted({*journal.open_keys, *journal.records.to_come})
+    await journal.write(messages.save_checkpoint, journal.fence, packed, step_key=key, open_keys=open_keys)
 
 
 async def last_checkpoint() -> Any:
     """The newest state saved before this attempt, else None.
 
     The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
-    a new call.
+    a new call. One that was open at the checkpoint, in another branch, is found again when it is made. Raises BadInput
+    inside a tool or another call.
     """
     attempt = here()
-    if attempt is None or attempt.task.checkpoint is None:
+    if attempt is None:
+        return None
+    await _refuse_ended(attempt)
+    _refuse_inside_call("last_checkpoint")
+    if attempt.task.checkpoint is None:
         return None
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
     if point is None:
         return None
-    attempt.journal.go_on_from(point)
+    journal = attempt.journal
+    journal.records.leave_open(point.open_keys)
+    journal.has_history = journal.has_history or bool(point.open_keys)  # Of such a call there may be no record yet.
+    journal.go_on_from(point)
     return codec.decode(point.state)
 
 
@@ -204,8 +217,7 @@ async def read_artifact(sha256: str, /) -> bytes:
     Raises NotFound, and NotInTask outside a task: there ask `Client.artifact`.
     """
     attempt = _attempt("read_artifact")
-    if attempt.is_to_end:
-        await attempt.turn_away()
+    await _refuse_ended(attempt)
     return await attempt.journal.read(artifacts.get, sha256)
 
 
@@ -215,6 +227,7 @@ def stream(text: str, /) -> None:
     `perdure run` shows it on a terminal. Silent while records answer; nothing outside a task.
     """
     attempt = here()
+    _refuse_cut_off()
     if attempt is not None and attempt.journal.is_live:
         attempt.host.stream(attempt, EventKind.AI_STREAMING, {"text": _masked(text)})
 
@@ -223,9 +236,37 @@ def usage(*, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -
     """Say what the call around this consumed, where its result does not. Nothing outside a task."""
     scope = ambient.scope()
     if scope is not None:
+        _refuse_cut_off()
         for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens), ("cost", cost)):
             _check_used(value, name)
         scope.usage.append({"input": input_tokens, "output": output_tokens, "cost": cost})
+
+
+async def _refuse_ended(attempt: Attempt) -> None:
+    """Raise CancelledError once the attempt is to end, and inside a call that was cut off: that tells nothing more."""
+    if attempt.is_to_end:
+        await attempt.turn_away()
+    scope = ambient.scope()
+    if scope is not None and scope.is_cut_off:
+        await attempt.turn_away(ambient.CUT_OFF)
+
+
+def _refuse_cut_off() -> None:
+    """Raise CancelledError inside a call that was cut off, in a thread Cancelled: where nothing is awaited."""
+    scope = ambient.scope()
+    if scope is not None and scope.is_cut_off:
+        raise asyncio.CancelledError(ambient.CUT_OFF) if scope.runner.is_on_loop else Cancelled(ambient.CUT_OFF)
+
+
+def _refuse_inside_call(what: str) -> None:
+    """A checkpoint is the whole task's: one saved for a tool alone would say of all other calls that they are done."""
+    if ambient.require(what).parent_key != ROOT:
+        raise BadInput(
+            f"{what} was called inside a tool or another call, and a checkpoint is its whole task's: what was recorded "
+            "before it counts as done, also for other branches. Call it in the agent's own code. Inside a tool none is "
+            "needed: the calls that it makes are recorded each on its own.",
+            field=what,
+        )
 
 
 def _check_used(value: object, field: str) -> None:

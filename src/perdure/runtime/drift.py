@@ -17,12 +17,15 @@ from perdure.model.event import EventKind
 from perdure.model.question import Question, QuestionKind
 from perdure.model.step import Step
 from perdure.runtime import live
+from perdure.runtime.asking import TakenBack
 from perdure.runtime.call import Call
 from perdure.store import messages, payloads, questions, steps
 from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
+
+_FOUND = TakenBack("the code has come to its record after all")
 
 
 async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: bytes) -> None:
@@ -75,15 +78,16 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
         while not asking.done() and _unused(attempt, call, step.key, parent):
             answered: asyncio.Future[Any] = journal.next_answer()
             await asyncio.wait([asking, answered], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        is_settled = asking.done()
-        if not is_settled:
-            asking.cancel()
-            await asyncio.wait({asking})
-    if is_settled:
+    except asyncio.CancelledError:
+        asking.cancel()
+        await asyncio.wait({asking})
+        raise
+    if asking.done():
         attempt.allowed[step.key] = asking.result().id
         return
-    asked = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.CALL, step.key)
-    if asked is not None:
-        await journal.write(questions.void, journal.fence, asked.id, reason="the code has come to its record after all")
+    asking.cancel(_FOUND)
+    await asyncio.wait({asking})
+    known = await journal.read(questions.live_for_step, attempt.task.id, QuestionKind.CALL, step.key)
+    if known is not None:  # A yes that was on its way.
+        await journal.write(questions.void, journal.fence, known.id, reason=str(_FOUND))
     await attempt.waits.until_running()  # It may have been set aside meanwhile.

@@ -26,6 +26,7 @@ from perdure.model.question import QuestionKind
 from perdure.model.step import Step, StepKind
 from perdure.model.task import Lane, Mode, Wait, WaitKind
 from perdure.runtime import answers, calls, live
+from perdure.runtime.asking import until_settled
 from perdure.runtime.call import Call
 from perdure.runtime.running import heard
 from perdure.runtime.until import Until
@@ -208,11 +209,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
                 digest=codec.digest(body),
                 expires_at_ms=expires_at,
             )
-            asked = await journal.write(questions.open_question, journal.fence, new)
-            attempt.host.tell(asked)
-            while asked.status is QuestionStatus.OPEN:
-                await attempt.waits.until(Wait(WaitKind.QUESTION, (asked.id,), key))
-                asked = await journal.read(questions.get, asked.id)
+            asked = await until_settled(attempt, new)
             if asked.status is not QuestionStatus.ANSWERED:
                 unanswered = Expired(f"nobody answered {asked.id} in time: {question}")
                 await live.fail_call(attempt, call, step, unanswered, begun=False, question_id=asked.id)

@@ -123,11 +123,13 @@ class Membership:
         self._lock = InstanceLock()
 
     async def tell_last_words(self) -> None:
-        """Put on record how calls have ended whose tasks had ended before: nobody will ask this process for it."""
-        await self._tell_of_ended_tasks(self._words_of_the_dead())
+        """Put on record how calls have ended that this process does not go on with: nobody will ask it for that."""
+        await self._tell_wanted(self._words_of_the_dead())
 
-    async def _tell_of_ended_tasks(self, words: Sequence[LastWord]) -> None:
-        if words and (words := await aio.read(self._store, last_words.of_ended_tasks, words)):
+    async def _tell_wanted(self, words: Sequence[LastWord]) -> None:
+        # One of a call that another of its threads is still inside is not the last.
+        words = [word for word in words if not self._in_flight.holds(word.task_id, word.key)]
+        if words and (words := await aio.read(self._store, last_words.wanted, words)):
             with suppress(StoreBusy):  # They are told with the next heartbeat.
                 await aio.call(self._store, last_words.tell, words)
                 self._in_flight.told(words)
@@ -143,7 +145,7 @@ class Membership:
         with suppress(StoreError):
             # Attempts that live on in spite of their cancellation begin no call any more: their words stand, too.
             if self._in_flight.all():
-                await self._tell_of_ended_tasks(self._in_flight.words())
+                await self._tell_wanted(self._in_flight.words())
             else:
                 await aio.call(self._store, _stop, self.instance_id, self._in_flight.words())
                 self._lock.release()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from perdure.ambient import Scope
 from perdure.model.task import Fence, Wait, WaitKind
 from perdure.runtime.journal import Journal
 from perdure.store import tasks
@@ -61,6 +62,7 @@ class _Entry:
     wait: Wait
     happened: asyncio.Future[None]
     group: object | None = field(default=None)
+    inside: Scope | None = field(default=None)
 
 
 class Waits:
@@ -149,6 +151,10 @@ class Waits:
         opened.has_ended = True
         if self._open.get(key) is opened:
             del self._open[key]
+        if opened.open_inside:  # Left in a thread, or shielded: the cancellation did not reach them.
+            for entry in self._entries:
+                if entry.inside is not None and entry.inside.is_cut_off:
+                    entry.happened.cancel()
         if opened.around is not None:
             self._change(opened.around, inside=-1)
             self._run_again_soon()
@@ -157,13 +163,21 @@ class Waits:
                 self._set_aside_soon()
             self._on_waiting()
 
-    async def until(self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None) -> None:
+    def go_on(self) -> None:
+        """Nobody waits any more for what the task may have been set aside for, and its agent goes on by itself."""
+        if self._is_waiting and not self._is_over:
+            self._restore_soon()
+
+    async def until(
+        self, wait: Wait, *, or_done: asyncio.Future[Any] | None = None, inside: Scope | None = None
+    ) -> None:
         """Wait, inside the call that `wait` names, until the thing has happened; the task runs when this returns.
 
-        `or_done` may end it too: something in this process, which no other can see.
+        `or_done` may end it too: something in this process, which no other can see. So does, by CancelledError, the end
+        of a call around it that was cut off, where that is named by `inside`: what waits for a thread is not cancelled.
         """
         happened = asyncio.get_running_loop().create_future()
-        entry = _Entry(wait, happened, gather_group.get())
+        entry = _Entry(wait, happened, gather_group.get(), inside)
         if or_done is not None:
             or_done.add_done_callback(lambda _: None if happened.done() else happened.set_result(None))
         self._entries.append(entry)

@@ -1,8 +1,9 @@
 """Whether whoever held a call may still be inside it, and what became of the call meanwhile.
 
 "It did not happen, run it" was true when it was said. A process that was only frozen may have woken since, and gone
-on in the middle of the call. So the answer acts only once that process is known to be dead, and if it was not dead
-yet when the answer was given, that counts no longer. Its last word about the call decides in any case.
+on in the middle of the call. So the answer acts only once that process is known to be dead, or has told itself that
+the call has ended; and if that was not so yet when the answer was given, it counts no longer. Its last word about the
+call decides in any case.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Dead:
 
 
 async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
-    """Whether the attempt that held the call is known to be dead; None while it may still be inside."""
+    """Whether the attempt that held the call is known to be out of it; None while it may still be inside."""
     journal, task_id, in_flight = attempt.journal, attempt.task.id, attempt.host.in_flight
     owner = await journal.read(steps.owner, task_id, held_by)
     if owner is not None and owner.instance_id == attempt.host.instance_id:
@@ -56,9 +57,10 @@ async def look(attempt: Attempt, key: str, held_by: int) -> Dead | None:
             # Told already, with those of an identity of this process that was given up meanwhile.
             word = await journal.read(last_words.last, task_id, key, held_by)
         return Dead(0 if word is None else word.order, word)
-    if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
-        return None
     word = await journal.read(last_words.last, task_id, key, held_by)
+    if owner is not None and owner.status is not None and owner.status != InstanceStatus.STOPPED:
+        # It lives, and has told how the call ended once nobody was inside any more: it has let go of the task.
+        return None if word is None else Dead(word.order, word)
     # One that is no more on record was dead before anybody was asked; of one whose end has no place nothing is known.
     return Dead(0 if owner is None or owner.status is None else owner.stopped_order, word)
 
@@ -103,9 +105,11 @@ def held_up(tx: Transaction, task: Task) -> list[tuple[Question, Instance]]:
         key = question.step_key
         if key not in doubts or key in waits or not questions.is_to_run(tx, question):
             continue
-        owner = steps.owner(tx, task.id, steps.at_index(tx, task.id, doubts[key]).attempt)
+        held_by = steps.at_index(tx, task.id, doubts[key]).attempt
+        owner = steps.owner(tx, task.id, held_by)
         # The process that holds the task now knows itself whether the call is still inside.
         is_own = task.execution_id is not None and owner is not None and owner.instance_id == task.instance_id
-        if owner is not None and owner.status is not None and not is_own:
+        has_told = last_words.last(tx, task.id, key, held_by) is not None
+        if owner is not None and owner.status is not None and not is_own and not has_told:
             found.append((question, instances.get(tx, owner.instance_id)))
     return found

@@ -42,9 +42,21 @@ class LastWord(NamedTuple):
     order: int | None = None
 
 
-def of_ended_tasks(tx: Transaction, words: Sequence[LastWord]) -> list[LastWord]:
-    """Those of the words whose task nobody goes on with: it has ended, or is in the store no more."""
-    return [word for word in words if (row := tx.one(T.place, id=word.task_id)) is None or _is_over(row[3])]
+def wanted(tx: Transaction, words: Sequence[LastWord]) -> list[LastWord]:
+    """Those of the words that are not to wait for their process to end.
+
+    Of tasks that nobody goes on with, which have ended or are in the store no more; and of calls that are in doubt, for
+    whoever goes on with their task would wait for this process to be dead.
+    """
+    return [word for word in words if _is_wanted(tx, word)]
+
+
+def _is_wanted(tx: Transaction, word: LastWord) -> bool:
+    place = tx.one(T.place, id=word.task_id)
+    if place is None or _is_over(place[3]):
+        return True
+    newest = tx.one(S.newest_try, id=word.task_id, key=word.key)
+    return newest is not None and newest[1] is None and newest[2] == word.attempt
 
 
 def tell(tx: Transaction, words: Sequence[LastWord]) -> None:

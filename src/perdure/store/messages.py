@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,8 +86,13 @@ class Checkpoint:
     created_at: int
 
 
-def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_key: str) -> int:
-    """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost."""
+def save_checkpoint(
+    tx: Transaction, fence: Fence, state: codec.Packed, *, step_key: str, open_keys: Sequence[str] = ()
+) -> int:
+    """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost.
+
+    `open_keys` are the calls that the agent still waits for: of these the state knows no outcome.
+    """
     check_id(step_key, "step_key", limit=STEP_KEY_BYTES)
     known = tx.one(Q.checkpoint_by_key, id=fence.task_id, step_key=step_key)
     if known is not None:
@@ -103,6 +109,7 @@ def save_checkpoint(tx: Transaction, fence: Fence, state: codec.Packed, *, step_
         at_step=step_count,
         at_message=message_count,
         last_tool_call_id=tool_call_id,
+        open_keys=payloads.small(tx, list(open_keys)) if open_keys else None,
         payload=payloads.keep(tx, state),
     )
     events.emit(tx, n, seq, EventKind.CHECKPOINT_CREATED, {"number": number, "at_step": step_count})
@@ -121,6 +128,7 @@ class ResumePoint(NamedTuple):
     state: bytes
     at_step: int
     told: frozenset[str]  # keys of messages and checkpoints
+    open_keys: frozenset[str]  # of calls whose outcome the state does not know
 
 
 def resume_point(tx: Transaction, task_id: str, number: int) -> ResumePoint | None:
@@ -128,9 +136,14 @@ def resume_point(tx: Transaction, task_id: str, number: int) -> ResumePoint | No
     row = tx.one(Q.resume_point, id=task_id, number=number)
     if row is None:
         return None
-    at_step, at_message, state = row
+    at_step, at_message, open_keys, state = row
     told = tx.all(Q.told_before, id=task_id, number=number, at_message=at_message)
-    return ResumePoint(payloads.body(tx, state), at_step, frozenset(key for (key,) in told))
+    return ResumePoint(
+        payloads.body(tx, state),
+        at_step,
+        frozenset(key for (key,) in told),
+        frozenset(payloads.plain(tx, open_keys) or ()),
+    )
 
 
 # -- deliveries -----------------------------------------------------------------------------

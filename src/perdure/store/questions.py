@@ -70,6 +70,18 @@ def void(tx: Transaction, fence: Fence, question_id: str, *, reason: str) -> Non
     _void(tx, task.id, get(tx, question_id), reason=reason, revision=sessions.raise_revision(tx, task.root_session_id))
 
 
+def take_back(tx: Transaction, fence: Fence, question_id: str, *, reason: str) -> None:
+    """Cancel a question that is still open, as the owner of the task; an answer stays as it is. Raises LeaseLost."""
+    if get(tx, question_id).status is not QuestionStatus.OPEN:
+        return
+    task = _lock(tx, fence.task_id)
+    found = get(tx, question_id)
+    if task.execution_id != fence.execution_id or task.generation != fence.generation:
+        task_ops.refuse(tx, fence, "question")
+    if found.status is QuestionStatus.OPEN:
+        _void(tx, task.id, found, reason=reason, revision=sessions.raise_revision(tx, task.root_session_id))
+
+
 def _void(tx: Transaction, task_id: str, question: Question, *, reason: str, revision: int) -> None:
     if question.status is QuestionStatus.OPEN:
         tx.run(Q.cancel_one, id=question.id, reason=reason, revision=revision)

@@ -261,12 +261,20 @@ def message(role: str, content: Any, /) -> None:
 
 
 def checkpoint(state: Any, /) -> None:
-    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task."""
+    """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
+
+    For the agent's own code: raises BadInput inside a tool or another call.
+    """
     wait(lambda: context.checkpoint(state), name="checkpoint")
 
 
 def last_checkpoint() -> Any:
-    """The newest state saved before this attempt, else None. What was recorded before it then counts as used."""
+    """The newest state saved before this attempt, else None.
+
+    The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
+    a new call. One that was open at the checkpoint, in another branch, is found again when it is made. Raises BadInput
+    inside a tool or another call.
+    """
     return wait(context.last_checkpoint, name="last_checkpoint")
 
 

@@ -30,8 +30,10 @@ ORDER BY m.seq
 LIMIT :limit
 
 -- name: insert_checkpoint
-INSERT INTO checkpoints (task, number, step_key, at_step, at_message, last_tool_call_id, payload, created_at)
-VALUES (:task, :number, :step_key, :at_step, :at_message, :last_tool_call_id, :payload, {now})
+INSERT INTO checkpoints (
+    task, number, step_key, at_step, at_message, last_tool_call_id, open_keys, payload, created_at
+)
+VALUES (:task, :number, :step_key, :at_step, :at_message, :last_tool_call_id, :open_keys, :payload, {now})
 
 -- name: checkpoint_by_key
 SELECT c.number
@@ -48,7 +50,7 @@ ORDER BY c.number DESC
 LIMIT :limit
 
 -- name: resume_point
-SELECT c.at_step, c.at_message, c.payload
+SELECT c.at_step, c.at_message, c.open_keys, c.payload
 FROM checkpoints c
 JOIN tasks t ON t.n = c.task
 WHERE t.id = :id AND c.number = :number

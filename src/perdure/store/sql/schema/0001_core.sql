@@ -267,6 +267,7 @@ CREATE TABLE checkpoints (
     at_step {int} NOT NULL,
     at_message {int} NOT NULL,
     last_tool_call_id {text},
+    open_keys {blob}, -- calls that the agent still waited for
     payload {blob} NOT NULL,
     created_at {int} NOT NULL,
     UNIQUE (task, number),
