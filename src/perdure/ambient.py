@@ -77,9 +77,9 @@ current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)  #
 _branch: ContextVar[tuple[Scope, bytes] | None] = ContextVar("perdure_branch", default=None)
 
 
-def branch(scope: Scope) -> bytes | None:
-    """A digest of what the running branch of this scope has called so far; None outside branches."""
-    if scope.main is None or asyncio.current_task() is scope.main:
+def branch(scope: Scope, task: asyncio.Task[Any] | None) -> bytes | None:
+    """A digest of what the running branch of this scope, that is `task`, has called so far; None outside branches."""
+    if scope.main is None or task is scope.main:
         return None
     known = _branch.get()
     return known[1] if known is not None and known[0] is scope else b""

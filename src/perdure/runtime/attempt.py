@@ -347,9 +347,9 @@ class Attempt:
 
     # -- open calls -----------------------------------------------------------------------------
 
-    def open_call(self, call: Call) -> None:
-        """A call begins that is not answered from a record."""
-        self._open_calls[call] = asyncio.current_task(self._loop)
+    def open_call(self, call: Call, task: asyncio.Task[Any] | None) -> None:
+        """A call begins, made by `task`, that is not answered from a record."""
+        self._open_calls[call] = task
 
     def close_call(self, call: Call) -> None:
         """The call has ended, in whatever way."""

@@ -54,7 +54,8 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         call.key = codec.mask_text(call.key, call.secrets)
     parent = scope.parent_key
     body = codec.evidence(call.input, secrets=call.secrets)
-    branch = ambient.branch(scope)
+    task = asyncio.current_task()
+    branch = ambient.branch(scope, task)
     key = journal.key_of(call, body, parent=parent, branch=branch)
     if branch is not None:
         ambient.go_on(scope, branch, key.rpartition("#")[0])
@@ -69,7 +70,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         return answer(attempt, call, record)
     # Pairs of calls, and not contexts made of generators: those took a tenth of all the time that a step takes.
     waits = attempt.waits
-    attempt.open_call(call)
+    attempt.open_call(call, task)
     try:
         if (attempt.is_draining or attempt.is_ending) and (parent == ROOT or scope.has_returned):
             await attempt.hold_call()

@@ -126,7 +126,7 @@ async def _value(attempt: Attempt, name: str, make: Callable[[], Any], annotatio
     described = Call(kind=StepKind.VALUE, name=name, fn=made, annotation=annotation, tells_apart=False)
     found = await calls.perform(attempt, described)
     scope = ambient.require(name)
-    if (branch := ambient.branch(scope)) is not None:
+    if (branch := ambient.branch(scope, asyncio.current_task())) is not None:
         ambient.go_on(scope, branch, str(found))  # Branches that had the same calls before differ from here on.
     return found
 

@@ -206,8 +206,10 @@ class SqliteDatabase:
         if self._failure is not None:
             self._answers += [(waiter, None, self._closed()) for _, waiter in batch]
             return
+        is_wanted = False  # by another process, which writes as well
         try:
             if self._lock is not None and not self._lock.take_if_free():
+                is_wanted = True
                 self._hand_out()
                 self._lock.wait()
                 batch += self._take_waiting(_MAX_BATCH - len(batch))  # What has come in while another process wrote.
@@ -221,10 +223,13 @@ class SqliteDatabase:
             _roll_back(connection)
             self._answers += [(waiter, None, error) for _, waiter in batch]
         finally:
+            # What is left to be done here is done while they wake up. But who wakes up takes the interpreter, and then
+            # another process would wait for that, too.
+            if not is_wanted and not self._waiting:
+                self._hand_out()
             if self._lock is not None:
-                # Before anybody is told: who wakes up takes the interpreter, and other processes would wait for it.
                 self._lock.drop()
-        if not self._waiting:  # What is left to be done here is done while they wake up.
+        if not self._waiting:
             self._hand_out()
         if hinted:
             self._wakeup.tell()

@@ -49,15 +49,18 @@ class LoopWaiter(Struct, Generic[T], eq=False):
 
     loop: asyncio.AbstractEventLoop | None
     future: asyncio.Future[T]
+    box: ref[Letterbox[Answer]] | None  # of the loop, if it has one
 
     @classmethod
     def here(cls) -> LoopWaiter[T]:
         """One for the running loop."""
         loop = asyncio.get_running_loop()
-        if loop not in _letterboxes:
-            box = open_letterbox(loop, _deliver)
-            _letterboxes[loop] = None if box is None else ref(box)
-        return cls(loop, loop.create_future())
+        try:
+            box = _letterboxes[loop]
+        except KeyError:
+            opened = open_letterbox(loop, _deliver)
+            box = _letterboxes[loop] = None if opened is None else ref(opened)
+        return cls(loop, loop.create_future(), box)
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():
@@ -77,14 +80,21 @@ def deliver_all(answers: Sequence[Answer]) -> None:
         loop = answer[0].loop
         if loop is None:
             _deliver(answer)
+        elif len(answers) == 1:
+            _send(loop, answers)
         else:
             by_loop.setdefault(loop, []).append(answer)
     for loop, batch in by_loop.items():
-        known = _letterboxes.get(loop)
-        if known is None:
-            _send_plainly(loop, batch)
-        elif (box := known()) is not None:  # Otherwise the loop is closed: nobody waits there any more.
-            box.put(batch)
+        _send(loop, batch)
+
+
+def _send(loop: asyncio.AbstractEventLoop, batch: Sequence[Answer]) -> None:
+    waiter = batch[0][0]
+    known = waiter.box if type(waiter) is LoopWaiter else None
+    if known is None:
+        _send_plainly(loop, batch)
+    elif (box := known()) is not None:  # Otherwise the loop is closed: nobody waits there any more.
+        box.put(batch)
 
 
 def _send_plainly(loop: asyncio.AbstractEventLoop, batch: Sequence[Answer]) -> None:
