@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from weakref import ref
 
 from msgspec import Struct, field
 
@@ -59,7 +60,11 @@ class Scope(Struct):
     is_look: bool = False  # inside reconcile: what is called there is called afresh, and stands on no record
     has_returned: bool = False  # what it left running begins nothing once the attempt ends
     is_over: bool = False  # it was cut off, or is tried again
-    main: asyncio.Task[Any] | None = None  # runs it, one call after the other; None where a thread does
+    main: ref[asyncio.Task[Any]] | None = None  # runs it, one call after the other; None where a thread does
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> None:
+        """What runs it. Held weakly, for the task holds its context and that holds this."""
+        self.main = None if task is None else ref(task)
 
     @property
     def is_cut_off(self) -> bool:
@@ -79,7 +84,7 @@ _branch: ContextVar[tuple[Scope, bytes] | None] = ContextVar("perdure_branch", d
 
 def branch(scope: Scope, task: asyncio.Task[Any] | None) -> bytes | None:
     """A digest of what the running branch of this scope, that is `task`, has called so far; None outside branches."""
-    if scope.main is None or task is scope.main:
+    if scope.main is None or task is scope.main():
         return None
     known = _branch.get()
     return known[1] if known is not None and known[0] is scope else b""

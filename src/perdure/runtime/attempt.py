@@ -229,8 +229,9 @@ class Attempt:
             if not self.definition.is_async:
                 run = contained_in_thread(fn, *args, **kwargs)
                 return start_thread(run, context=context, name=self.definition.name)
-            scope.main = self._loop.create_task(contained(fn, *args, **kwargs), context=context)
-            return scope.main
+            agent = self._loop.create_task(contained(fn, *args, **kwargs), context=context)
+            scope.runs_in(agent)
+            return agent
         except Exception as exc:  # noqa: BLE001  # Arguments that do not fit its signature: the task fails by them.
             failed: asyncio.Future[Any] = self._loop.create_future()
             failed.set_exception(exc)

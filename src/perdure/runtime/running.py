@@ -37,7 +37,7 @@ class CancelledInside(Exception):
 async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambient.Scope) -> Any:
     """Run the function once, inside its scope, in the place its kind needs. Raises what it raises, and CutOff."""
     if call.is_async and call.timeout_s is None and call.risk is Risk.LOW:
-        scope.main = asyncio.current_task()
+        scope.runs_in(asyncio.current_task())
         inside = ambient.current.set(scope)
         try:
             return await call.fn(*call.args, **call.kwargs)
@@ -56,13 +56,15 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
     until = None if call.timeout_s is None else loop.time() + call.timeout_s
     running: asyncio.Future[Any]
     if call.is_async:
-        running = scope.main = loop.create_task(contained(call.fn, *call.args, **call.kwargs), context=context)
+        running = loop.create_task(contained(call.fn, *call.args, **call.kwargs), context=context)
+        scope.runs_in(running)
     else:
         running = start_thread(contained_in_thread(call.fn, *call.args, **call.kwargs), context=context, name=call.name)
     result = await _until_done(attempt, call, step, running, until=until)
     # A function may only hand on a coroutine: a lambda, a partial. The class is asked, for a result may be a proxy.
     if hasattr(type(result), "__await__"):
-        following = scope.main = loop.create_task(contained(lambda: result), context=context)
+        following = loop.create_task(contained(lambda: result), context=context)
+        scope.runs_in(following)
         result = await _until_done(attempt, call, step, following, until=until)
     return result
 

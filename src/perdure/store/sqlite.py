@@ -22,12 +22,7 @@ from typing import Any
 import apsw
 
 from perdure.clock import Clock, Ids
-from perdure.errors import (
-    CommitUnknown,
-    ForkedStore,
-    StoreClosed,
-    StoreError,
-)
+from perdure.errors import CommitUnknown, ForkedStore, StoreClosed, StoreError
 from perdure.settings import Settings
 from perdure.store.checkpointer import Checkpointer
 from perdure.store.database import Answer, Unit, Waiter
@@ -212,7 +207,7 @@ class SqliteDatabase:
                 is_wanted = True
                 self._hand_out()
                 self._lock.wait()
-                batch += self._take_waiting(_MAX_BATCH - len(batch))  # What has come in while another process wrote.
+                batch += self._take_waiting(_MAX_BATCH - len(batch))  # what has come in meanwhile
         except StoreError as refused:
             self._answers += [(waiter, None, refused) for _, waiter in batch]
             return
@@ -223,8 +218,7 @@ class SqliteDatabase:
             _roll_back(connection)
             self._answers += [(waiter, None, error) for _, waiter in batch]
         finally:
-            # What is left to be done here is done while they wake up. But who wakes up takes the interpreter, and then
-            # another process would wait for that, too.
+            # While they wake up the rest is done here. Not if another process would have to wait for that, too.
             if not is_wanted and not self._waiting:
                 self._hand_out()
             if self._lock is not None:
