@@ -126,7 +126,8 @@ async def outer(name: str, at: int) -> list[Any]:
 
 def play(agent: Any, *arguments: object) -> Record:
     """Play with one permit; the world answers, and nothing may be wrong."""
-    stand_ins = {_fn(pay): lambda amount: f"paid {amount}", _fn(note): lambda text: f"noted {text}"}
+    stand_ins: dict[Any, Any] = {_fn(pay): lambda amount: f"paid {amount}", _fn(note): lambda text: f"noted {text}"}
+    stand_ins["slowly"] = slowly  # of a step
     answers = Answers.of({"Which": "this one", pay: "approve"})
     record = Stage(agent.bind(*arguments).call, troupe=Cast(stand_ins), answers=answers, settings=ONE_PERMIT).run()
     assert record.wrong == ()
