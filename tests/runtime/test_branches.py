@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import perdure
-from perdure.errors import AmbiguousStep
+import perdure.sync as psync
 from tests.held_calls import Ledger
 from tests.theatre import Theatre
 
@@ -67,7 +67,7 @@ async def test_calls_without_input_are_told_apart_by_what_their_branches_had_cal
 ) -> None:
     async def finish(owner: str) -> str:
         fn = functools.partial(pay, ledger, owner, 5) if form == "partial" else lambda: pay(ledger, owner, 5)
-        return await perdure.step("pay", fn)
+        return await perdure.read("pay", fn)
 
     task = await killed_after_the_first(house, ledger, finish)
 
@@ -95,44 +95,96 @@ async def test_a_branch_gets_its_own_values_again(house: Theatre, ledger: Ledger
     assert house.kinds(task).count("question_opened") == 0
 
 
-@pytest.mark.parametrize("differs", ["bound", "opaque", "secret", "key"])
-async def test_branches_that_call_alike_what_is_not_the_same_are_refused(
-    house: Theatre, ledger: Ledger, differs: str
-) -> None:
+WAYS = ["bound", "lambda", "partial", "opaque", "within", "secret", "key"]
+
+
+def pays_by(differs: str, ledger: Ledger) -> Callable[[str], Awaitable[str]]:
+    """Pays somebody, which is not to be seen in what is recorded of the call."""
+
     @perdure.tool(risk="high", secret=["card"])
     async def charge(card: str, amount: int) -> str:
-        pay(ledger, card, amount)
-        return "paid"
+        return pay(ledger, card, amount)
 
     @perdure.tool(risk="high")
     async def pay_into(account: object, amount: int) -> str:
-        return account.pay(amount) if isinstance(account, Account) else pay(ledger, str(account), amount)
+        found = account[0] if isinstance(account, list) else account
+        return found.pay(amount) if isinstance(found, Account) else pay(ledger, str(found), amount)
 
-    @perdure.tool(risk="low")
-    async def search(owner: str, wait_s: float) -> str:
-        await asyncio.sleep(wait_s)
-        return owner
-
-    async def branch(owner: str, wait_s: float) -> str:
-        await search(owner, wait_s)
+    async def finish(owner: str) -> str:
         match differs:
             case "bound":
                 return await perdure.step("pay", Account(ledger, owner).pay, 5)
+            case "lambda":
+                return await perdure.step("pay", lambda: pay(ledger, owner, 5))
+            case "partial":
+                return await perdure.step("pay", functools.partial(pay, ledger, owner, 5))
             case "opaque":
                 return await pay_into(Account(ledger, owner), 5)
+            case "within":
+                return await pay_into([Account(ledger, owner)], 5)
             case "secret":
                 return await charge(owner, 5)
             case _:
                 return await pay_into.options(key="pay")(owner, 5)
 
-    @perdure.agent
-    async def host() -> list[Any]:
-        paid, refused = await asyncio.gather(branch("ana", 0), branch("ben", 5), return_exceptions=True)
-        assert isinstance(refused, AmbiguousStep)
-        return [str(paid)[:4], refused.field]
+    return finish
 
-    assert await house.play(host) == ["paid", "key"]
+
+async def refused_second(house: Theatre, ledger: Ledger, agent: Any) -> None:
+    """The agent pays one, and is told by AmbiguousStep to say what distinguishes the second."""
+    with pytest.raises(perdure.TaskFailed, match="give each call what distinguishes it as an argument, or a key"):
+        await house.play(agent)
     assert ledger.done == ["ana 5"]
+
+
+@pytest.mark.parametrize("how", ["plain", "wait_for", "main", "as_completed"])
+@pytest.mark.parametrize("differs", WAYS)
+async def test_dangerous_calls_of_branches_that_look_alike_and_are_not_the_same_are_refused(
+    house: Theatre, ledger: Ledger, differs: str, how: str
+) -> None:
+    finish = pays_by(differs, ledger)
+
+    @perdure.tool(risk="low")
+    async def search(owner: str) -> str:
+        await asyncio.sleep(5 if owner == "ben" else 1)
+        return owner
+
+    async def branch(owner: str) -> str:
+        await (asyncio.wait_for(search(owner), 9) if how == "wait_for" else search(owner))
+        return await finish(owner)
+
+    @perdure.agent(retries=0)
+    async def host() -> None:
+        match how:
+            case "main":
+                beside = asyncio.create_task(branch("ben"))
+                await search("ana")
+                await finish("ana")
+                await beside
+            case "as_completed":
+                for first in asyncio.as_completed([search("ben"), search("ana")]):
+                    await finish(await first)
+            case _:
+                await asyncio.gather(branch("ben"), branch("ana"))
+
+    await refused_second(house, ledger, host)
+
+
+@pytest.mark.parametrize("differs", WAYS)
+async def test_so_are_those_of_threads(house: Theatre, ledger: Ledger, differs: str) -> None:
+    finish = pays_by(differs, ledger)
+
+    @perdure.agent(retries=0)
+    async def host() -> None:
+        await finish("ana")
+        await asyncio.to_thread(psync.call, look)
+        await finish("ben")
+
+    @perdure.tool(risk="low")
+    async def look() -> int:
+        return 1
+
+    await refused_second(house, ledger, host)
 
 
 async def test_branches_may_call_the_same_alike(house: Theatre, ledger: Ledger) -> None:
@@ -164,11 +216,9 @@ async def test_one_call_after_the_other_needs_no_key_whatever_it_hides(house: Th
             return [await perdure.step("pay", Account(ledger, owner).pay, 5) for owner in ("ana", "ben")]
 
         (paid,) = await asyncio.gather(branch())
-        for owner in ("cid", "dan"):
-            paid.append(await asyncio.wait_for(perdure.step("pay", functools.partial(pay, ledger, owner, 5)), 9))
         return paid
 
-    assert await house.play(host) == ["paid ana", "paid ben", "paid cid", "paid dan"]
+    assert await house.play(host) == ["paid ana", "paid ben"]
 
 
 async def test_the_tries_of_a_call_find_what_their_branches_had_made(house: Theatre, ledger: Ledger) -> None:
@@ -187,7 +237,7 @@ async def test_the_tries_of_a_call_find_what_their_branches_had_made(house: Thea
             await search(owner, {"ana": 1, "ben": 2}[owner])
             if owner == "ben" and len(tries) == 1:
                 raise ConnectionError("reset")
-            return await perdure.step("pay", lambda: pay(ledger, owner, 5))
+            return await perdure.read("pay", lambda: pay(ledger, owner, 5))
 
         return list(await perdure.gather(branch("ben"), branch("ana")))
 

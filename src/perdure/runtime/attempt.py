@@ -172,7 +172,7 @@ class Attempt:
         self._history = history
         self._root: asyncio.Future[Any] | None = None
         self._turned_away = 0
-        self._bridged: set[asyncio.Task[Any]] = set()
+        self._bridged: dict[asyncio.Task[Any], threading.Thread] = {}  # for whom each makes its call
         self._open_calls: dict[Call, asyncio.Task[Any] | None] = {}
         self._call_closed: asyncio.Future[None] | None = None  # once somebody waits for it
         self._stand_ins: dict[int, tuple[BaseException, int, bool]] = {}
@@ -442,7 +442,7 @@ class Attempt:
         """From a thread of the attempt: run a coroutine on its loop and wait. Raises Suspend or Cancelled."""
         try:
             self.check()
-            answer: R = block_on(self._loop, make, started=self._bridge)
+            answer: R = block_on(self._loop, make, started=partial(self._bridge, threading.current_thread()))
             return answer
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
             if self.stopping in (Stop.RELEASE, Stop.SUSPEND, Stop.INTERRUPT):
@@ -453,11 +453,15 @@ class Attempt:
             is_cut_off = scope is not None and scope.is_cut_off
             raise Cancelled(ambient.CUT_OFF if is_cut_off else "what was called here has been cancelled") from None
 
-    def _bridge(self, task: asyncio.Task[Any]) -> None:
-        self._bridged.add(task)
-        task.add_done_callback(self._bridged.discard)
+    def _bridge(self, thread: threading.Thread, task: asyncio.Task[Any]) -> None:
+        self._bridged[task] = thread
+        task.add_done_callback(lambda _: self._bridged.pop(task, None))
         if self.stopping is not None:
             task.cancel()
+
+    def caller(self, task: asyncio.Task[Any] | None) -> object:
+        """Who makes its calls one after the other, where `task` makes this one: a thread has one for each."""
+        return None if task is None else self._bridged.get(task, task)
 
     # -- permits, as waits see them ------------------------------------------------------------------
 

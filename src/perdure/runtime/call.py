@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct, field
 
 from perdure.arguments import is_async
-from perdure.codec import ANY, OPAQUE
+from perdure.codec import ANY, OPAQUE, evidence
 from perdure.definitions import ToolCall, bind_arguments, returns
 from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
-
-_RECORDED: Final = (str, int, float, bool, type(None), list, dict, tuple)
 
 
 class Call(Struct, kw_only=True, eq=False):
@@ -46,10 +44,10 @@ class Call(Struct, kw_only=True, eq=False):
         return self.risk is not Risk.LOW
 
     def hidden(self, body: bytes) -> tuple[object, ...]:
-        """What tells it from calls that look alike, and is not recorded: what a function is bound to, live objects."""
+        """What may tell it from its like, and is not recorded: what its function is bound to, secrets, live objects."""
         fn: object = self.fn
-        held = getattr(fn, "__self__", None if type(fn) is types.FunctionType else fn)
-        live = (one for one in (*self.args, *self.kwargs.values()) if type(one) not in _RECORDED)
+        held = getattr(fn, "__self__", None if type(fn) is types.FunctionType and self.input else fn)
+        live = (one for one in (*self.args, *self.kwargs.values()) if OPAQUE in evidence(one))
         return (held, self.secrets, *(live if OPAQUE in body else ()))
 
 

@@ -56,7 +56,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     body = codec.evidence(call.input, secrets=call.secrets)
     task = asyncio.current_task()
     branch = ambient.branch(scope, task)
-    key = journal.key_of(call, body, parent=parent, branch=branch)
+    key = journal.key_of(call, body, parent=parent, branch=branch, caller=attempt.caller(task))
     if branch is not None:
         ambient.go_on(scope, branch, key.rpartition("#")[0])
     while journal.is_running(key):

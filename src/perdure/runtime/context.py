@@ -66,7 +66,7 @@ async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | No
 
     Raises TimeoutError after `timeout` seconds, NotInTask outside a task, and BadDelivery for what cannot be made
     `type`: that holds what came, and counts as received, so that the next call takes the next one. Cancelled in the
-    moment in which it takes a delivery, it returns that instead, so that none is lost.
+    moment in which it takes a delivery, it gives that back.
     """
     attempt = _attempt("receive")
     timeout_s = None if timeout is None else seconds(timeout, "timeout")

@@ -6,10 +6,10 @@ Each waits as a row, so it goes on after a restart, and gives its permit back me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from perdure import ambient, codec
+from perdure import codec
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
 from perdure.errors import (
     BadDelivery,
@@ -36,8 +36,6 @@ from perdure.store.database import Transaction
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
-
-T = TypeVar("T")
 
 _LONGEST_KEY_BYTES = 512
 
@@ -153,31 +151,26 @@ async def _take_delivery(
         bad = BadDelivery(f"what was sent under {name!r} must be {why}", name=name, payload=sent)
         await live.fail_call(attempt, call, step, bad, begun=begun, delivery=unread.n)
     result = steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n)
-    await _all_the_same(attempt, attempt.journal.complete(step, result, begun=begun))
+    taking = asyncio.ensure_future(attempt.journal.complete(step, result, begun=begun))
+    taking.add_done_callback(heard)
+    try:
+        await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        # Of two receives the one that comes second may be cancelled, and loses nothing that it had just taken.
+        if not attempt.is_to_end:
+            await attempt.journal.followed(step.key, _give_back(attempt, taking, step, unread.n))
+        raise
     return value
 
 
-async def _all_the_same(attempt: Attempt, taking: Coroutine[Any, Any, T]) -> T:
-    """Take what cannot be had a second time. Cancelled by the agent's own code meanwhile, the call has it all the same.
-
-    So of two receives the one that comes second can be cancelled, and loses nothing that it had taken already.
-    """
-    task = asyncio.ensure_future(taking)
-    task.add_done_callback(heard)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        scope = ambient.scope()
-        # Then the same call is made again, and finds its record.
-        if attempt.is_to_end or (scope is not None and scope.is_cut_off):
-            raise
-        await asyncio.wait({task})
-        if task.cancelled() or task.exception() is not None:
-            raise
-        me = asyncio.current_task()
-        assert me is not None
-        me.uncancel()
-        return task.result()
+async def _give_back(attempt: Attempt, taking: asyncio.Future[int], step: steps.NewStep, delivery: int) -> None:
+    journal = attempt.journal
+    await asyncio.wait({taking})
+    if taking.cancelled() or taking.exception() is not None:
+        return
+    await journal.write(steps.give_back, journal.fence, step, taking.result(), delivery=delivery)
+    journal.records.run_anew(taking.result(), now_ms=journal.store.clock.now_ms())
+    attempt.look_soon()
 
 
 async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | None, annotation: Any) -> Any:
@@ -215,8 +208,7 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
                 await live.fail_call(attempt, call, step, unanswered, begun=False, question_id=asked.id)
             value = await journal.read(_answer_of, asked.answer)
             if answers.is_of_type(value, annotation):
-                answered = live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
-                return await _all_the_same(attempt, answered)
+                return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
             why = f"it wants {answers.misfit(value, wanted)}"
             await journal.write(questions.void, journal.fence, asked.id, reason=why)
             text = f"{question} ({asked.id} was answered, but {why})"

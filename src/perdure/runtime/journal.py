@@ -27,6 +27,8 @@ from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
 
+_NOTHING_HIDDEN = 2  # what is bound to the function, and the secrets
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -53,7 +55,11 @@ class Journal:
         self._open_alike: dict[str, int] = defaultdict(int)  # calls without input, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
-        self._made_in_branches: dict[str, dict[tuple[str, str], _Made]] = defaultdict(dict)  # the last of each kind
+        # By the call around them: who made the first call, whether others make some, and what the first of those that
+        # look alike has that is not recorded.
+        self._callers: dict[str, weakref.ref[Any]] = {}
+        self._shared: set[str] = set()
+        self._alike: dict[str, dict[tuple[str, str], tuple[object, ...]]] = defaultdict(dict)
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._made_in: dict[str, Scope] = {}  # where each of these was made
         # Writes under way of calls above low risk, and of those inside others.
@@ -128,14 +134,20 @@ class Journal:
 
     # -- keys -------------------------------------------------------------------------------
 
-    def key_of(self, call: Call, body: bytes, *, parent: str, branch: bytes | None = None) -> str:
-        """The key of a call. Raises AmbiguousStep when a replay could not tell it from another one.
+    def key_of(
+        self, call: Call, body: bytes, *, parent: str, branch: bytes | None = None, caller: object = None
+    ) -> str:
+        """The key of a call that `caller` makes. Raises AmbiguousStep when a replay could not tell it from another one.
 
-        One without input, made in a branch, is told from its like by what the `branch` has called before.
+        A harmless one without input, made in a branch, is told from its like by what the `branch` has called before. A
+        dangerous one is refused where that could not be trusted.
         """
-        digest = codec.digest(body if call.input or call.key or not branch else body + branch)
-        if branch is not None and (call.input or call.key):
-            self._refuse_alike(call, body, digest, parent, branch)
+        is_of_branch = bool(branch) and not (call.input or call.key or call.is_dangerous)
+        digest = codec.digest(body + (branch or b"") if is_of_branch else body)
+        if caller is not None:
+            self._note(caller, parent)
+        if call.is_dangerous:
+            self._refuse_alike(call, body, parent)
         if call.key is None:
             return self._key_by_input(call, digest, parent)
         check_id(call.key, "key")
@@ -170,23 +182,31 @@ class Journal:
             )
         return key
 
-    def _refuse_alike(self, call: Call, body: bytes, digest: str, parent: str, branch: bytes) -> None:
-        """Refuse a call that differs from one of another branch, and in nothing that is recorded.
+    def _note(self, caller: object, parent: str) -> None:
+        first = self._callers.get(parent)
+        if first is None:
+            self._callers[parent] = weakref.ref(caller)
+        elif first() is not caller:
+            self._shared.add(parent)
 
-        On replay the branches may come in another order, and each would be given the other's result.
+    def _refuse_alike(self, call: Call, body: bytes, parent: str) -> None:
+        """Refuse a dangerous call that differs from one before in nothing that is recorded, where several make calls.
+
+        On replay they may come in another order, and each would be given the other's result.
         """
-        what_differs = digest if call.key is not None else call.hidden(body)
-        if not any(what_differs):
+        what = (codec.digest(body),) if call.key is not None else call.hidden(body)
+        if len(what) == _NOTHING_HIDDEN and what[0] is None and not what[1]:
             return
-        made, place = _Made(what_differs, branch, asyncio.current_task()), (call.name, call.key or digest)
-        if made.may_be_swapped_with(self._made_in_branches[parent].get(place)):
-            where = "in what is not recorded (an object, a secret)" if call.key is None else "in input"
+        place = call.name, call.key or codec.digest(body)
+        first = self._alike[parent].setdefault(place, what)
+        if parent in self._shared and not _is_same(first, what):
+            how = "its input is another" if call.key else "they may differ in what is not recorded"
             raise AmbiguousStep(
-                f"two branches call {call.name} alike, but {where} they differ: after a restart their results could be "
-                f"swapped. Give each a key of its own: .options(key=…)",
+                f"{call.name} was called like this before, and {how}. Where several branches or threads make calls, a "
+                f"restart could swap the results: give each call what distinguishes it as an argument, or a key: "
+                f".options(key=…)",
                 field="key",
             )
-        self._made_in_branches[parent][place] = made
 
     def _is_known(self, key: str) -> bool:
         """Whether this is no second call beside an open one, but that very one, or one this attempt has had: made anew.
@@ -252,7 +272,9 @@ class Journal:
     def restart(self, key: str) -> None:
         """The call with this key begins anew: the calls it makes are found again from the first."""
         self._occurrences.restart(key)
-        self._made_in_branches.pop(key, None)
+        self._callers.pop(key, None)
+        self._shared.discard(key)
+        self._alike.pop(key, None)
         if self.records.begin_anew(key):
             self.has_history = True  # One that is not among those it had made may be one of them, made otherwise.
 
@@ -411,34 +433,11 @@ def _unnumbered(key: str) -> str:
     return key.rpartition("#")[0]
 
 
-class _Made:
-    """A call that was made in a branch: what distinguishes it, and what the branch had called before."""
-
-    __slots__ = ("_before", "_by", "_what")
-
-    def __init__(self, what: str | tuple[object, ...], before: bytes, by: asyncio.Task[Any] | None) -> None:
-        self._what, self._before, self._by = what, before, None if by is None else weakref.ref(by)
-
-    def may_be_swapped_with(self, last: _Made | None) -> bool:
-        """Whether both look alike and are not the same, and branches that race each other have made them.
-
-        Where both branches had called nothing else, they come in the order in which they were begun.
-        """
-        if last is None or last._before == self._before or self._is_same_task(last):
-            return False
-        return not _is_same(self._what, last._what)
-
-    def _is_same_task(self, last: _Made) -> bool:
-        return self._by is not None and last._by is not None and self._by() is last._by()
-
-
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     """Whether two calls are the same in what is not recorded. No `==` of a user's object is called."""
-    if isinstance(one, str):
-        return bool(one == other)
-    (held, secrets, *live), (other_held, other_secrets, *other_live) = one, other
-    pairs = zip([held, *live], [other_held, *other_live], strict=False)
-    return secrets == other_secrets and len(live) == len(other_live) and all(a is b for a, b in pairs)
+    return len(one) == len(other) and all(
+        a is b or (type(a) is type(b) and type(a) in (str, tuple) and a == b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _nobody_hears(_error: StoreError) -> None:

@@ -234,6 +234,14 @@ def raise_risk(tx: Transaction, fence: Fence, step: NewStep) -> None:
         _refuse_ended(fence, step.key)
 
 
+def give_back(tx: Transaction, fence: Fence, step: NewStep, step_index: int, *, delivery: int) -> None:
+    """What a receive has taken is unread again, and its record answers no more. Raises LeaseLost."""
+    n, *_ = _prove(tx, fence, _change(fence, seqs=0, records=0, risk_seen=step.risk_seen))
+    tx.run(Q.mark_retried, task=n, step_index=step_index)
+    tx.run(D.give_back_delivery, n=delivery, step_key=step.key)
+    tx.hint()
+
+
 def note(tx: Transaction, fence: Fence, notes: Sequence[Note], *, risk_seen: str) -> None:
     """Append records that answer no call. Raises LeaseLost."""
     if not notes:

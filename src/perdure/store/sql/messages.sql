@@ -95,6 +95,11 @@ UPDATE deliveries
 SET step_key = :step_key
 WHERE n = :n AND step_key IS NULL
 
+-- name: give_back_delivery
+UPDATE deliveries
+SET step_key = NULL
+WHERE n = :n AND step_key = :step_key
+
 -- name: give_back_deliveries
 -- For a task whose records are read no more. A checkpoint stands for those before it: the agent goes on from there.
 -- The last try of the receive counts, which is the one that took it.
