@@ -17,7 +17,7 @@ async def test_a_key_of_two_open_calls_names_no_third_while_one_of_them_is_open(
     both, may_end = asyncio.Event(), asyncio.Event()
     made: list[str] = []
 
-    @perdure.tool
+    @perdure.tool(risk="low")
     async def look(n: int) -> int:
         made.append("look")
         if len(made) == 1:
