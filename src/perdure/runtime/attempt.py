@@ -461,7 +461,7 @@ class Attempt:
 
     def caller(self, task: asyncio.Task[Any] | None) -> object:
         """Who makes its calls one after the other, where `task` makes this one: a thread has one for each."""
-        return None if task is None else self._bridged.get(task, task)
+        return self if task is None else self._bridged.get(task, task)
 
     # -- permits, as waits see them ------------------------------------------------------------------
 

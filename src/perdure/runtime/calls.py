@@ -56,7 +56,10 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     body = codec.evidence(call.input, secrets=call.secrets)
     task = asyncio.current_task()
     branch = ambient.branch(scope, task)
-    key = journal.key_of(call, body, parent=parent, branch=branch, caller=attempt.caller(task))
+    if branch is not None or scope.main is None or not scope.main_has_called:  # Its main one need be noted once only.
+        journal.note_caller(attempt.caller(task), parent)
+        scope.main_has_called = scope.main_has_called or branch is None
+    key = journal.key_of(call, body, parent=parent, branch=branch)
     if branch is not None:
         ambient.go_on(scope, branch, key.rpartition("#")[0])
     while journal.is_running(key):

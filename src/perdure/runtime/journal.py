@@ -134,18 +134,14 @@ class Journal:
 
     # -- keys -------------------------------------------------------------------------------
 
-    def key_of(
-        self, call: Call, body: bytes, *, parent: str, branch: bytes | None = None, caller: object = None
-    ) -> str:
-        """The key of a call that `caller` makes. Raises AmbiguousStep when a replay could not tell it from another one.
+    def key_of(self, call: Call, body: bytes, *, parent: str, branch: bytes | None = None) -> str:
+        """The key of a call. Raises AmbiguousStep when a replay could not tell it from another one.
 
         A harmless one without input, made in a branch, is told from its like by what the `branch` has called before. A
         dangerous one is refused where that could not be trusted.
         """
         is_of_branch = bool(branch) and not (call.input or call.key or call.is_dangerous)
         digest = codec.digest(body + (branch or b"") if is_of_branch else body)
-        if caller is not None:
-            self._note(caller, parent)
         if call.is_dangerous:
             self._refuse_alike(call, body, parent)
         if call.key is None:
@@ -182,7 +178,8 @@ class Journal:
             )
         return key
 
-    def _note(self, caller: object, parent: str) -> None:
+    def note_caller(self, caller: object, parent: str) -> None:
+        """An asyncio task, or a thread, makes calls inside the call with the key `parent`."""
         first = self._callers.get(parent)
         if first is None:
             self._callers[parent] = weakref.ref(caller)
