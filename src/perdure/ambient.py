@@ -61,7 +61,7 @@ class Scope(Struct):
     has_returned: bool = False  # what it left running begins nothing once the attempt ends
     is_over: bool = False  # it was cut off, or is tried again
     main: ref[asyncio.Task[Any]] | None = None  # runs it, one call after the other; None where a thread does
-    main_has_called: bool = False
+    main_has_called: bool = False  # so that it is noted once that it does
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> None:
         """What runs it. Held weakly, for the task holds its context and that holds this."""

@@ -14,6 +14,7 @@ from perdure import ambient, codec, phrases
 from perdure.model.question import Question, QuestionKind
 from perdure.model.task import Wait, WaitKind
 from perdure.runtime.call import Call
+from perdure.runtime.running import heard
 from perdure.states import QuestionStatus
 from perdure.store import questions, steps
 
@@ -55,6 +56,7 @@ async def until_settled(attempt: Attempt, new: questions.NewQuestion) -> Questio
     journal = attempt.journal
     inside = None if new.kind is QuestionKind.STEP_IN_DOUBT else ambient.scope()
     opening = asyncio.ensure_future(journal.write(questions.open_question, journal.fence, new))
+    opening.add_done_callback(heard)  # Also once nobody waits for it.
     try:
         question = await asyncio.shield(opening)
         attempt.host.tell(question)

@@ -26,7 +26,7 @@ from perdure.model.task import MOST_USED
 from perdure.policy.budget import Budget
 from perdure.runtime import calls, durable
 from perdure.runtime.call import Call
-from perdure.runtime.verbs import call, gather, here, model, read, step
+from perdure.runtime.verbs import call, here, model, read, step
 from perdure.store import artifacts, messages, steps
 from perdure.store.sessions import check_id, need_text
 from perdure.trace import ROOT
@@ -185,10 +185,7 @@ async def last_checkpoint() -> Any:
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
     if point is None:
         return None
-    journal = attempt.journal
-    journal.records.leave_open(point.open_keys)
-    journal.has_history = journal.has_history or bool(point.open_keys)  # Of such a call there may be no record yet.
-    journal.go_on_from(point)
+    attempt.journal.go_on_from(point)
     return codec.decode(point.state)
 
 
@@ -380,7 +377,6 @@ __all__ = [
     "current",
     "deps",
     "event",
-    "gather",
     "last_checkpoint",
     "message",
     "model",

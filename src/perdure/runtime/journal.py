@@ -143,7 +143,7 @@ class Journal:
         is_of_branch = bool(branch) and not (call.input or call.key or call.is_dangerous)
         digest = codec.digest(body + (branch or b"") if is_of_branch else body)
         if call.is_dangerous:
-            self._refuse_alike(call, body, parent)
+            self._refuse_alike(call, body, digest, parent)
         if call.key is None:
             return self._key_by_input(call, digest, parent)
         check_id(call.key, "key")
@@ -186,15 +186,15 @@ class Journal:
         elif first() is not caller:
             self._shared.add(parent)
 
-    def _refuse_alike(self, call: Call, body: bytes, parent: str) -> None:
+    def _refuse_alike(self, call: Call, body: bytes, digest: str, parent: str) -> None:
         """Refuse a dangerous call that differs from one before in nothing that is recorded, where several make calls.
 
         On replay they may come in another order, and each would be given the other's result.
         """
-        what = (codec.digest(body),) if call.key is not None else call.hidden(body)
+        what = (digest,) if call.key is not None else call.hidden(body)
         if len(what) == _NOTHING_HIDDEN and what[0] is None and not what[1]:
             return
-        place = call.name, call.key or codec.digest(body)
+        place = call.name, call.key or digest
         first = self._alike[parent].setdefault(place, what)
         if parent in self._shared and not _is_same(first, what):
             how = "its input is another" if call.key else "they may differ in what is not recorded"
@@ -277,6 +277,8 @@ class Journal:
 
     def go_on_from(self, point: ResumePoint) -> None:
         """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on."""
+        self.records.leave_open(point.open_keys)
+        self.has_history = self.has_history or bool(point.open_keys)  # Of such a call there may be no record yet.
         self._occurrences.go_on_after([*self.records.use_before(point.at_step), *point.told])
 
     # -- replay -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextvars
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from perdure import ambient, codec, definitions
 from perdure.definitions import AgentCall, Bound, ToolCall, call_of
@@ -155,10 +155,6 @@ async def call(tool: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return await run_plainly(bound.definition.fn, bound.args, bound.kwargs)
 
 
-@overload
-async def gather(*aws: Awaitable[R] | Bound[R], return_exceptions: Literal[False] = False) -> list[R]: ...
-@overload
-async def gather(*aws: Awaitable[R] | Bound[R], return_exceptions: bool) -> list[R | BaseException]: ...
 async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = False) -> list[Any]:
     """Run everything at once, wait for all, and return the results in order.
 
