@@ -211,6 +211,8 @@ class Records:
 
         That at any depth, for a call in between may be made with another input. Whether there is any.
         """
+        if self._nesting.is_flat:
+            return False
         made = [step for inner in self._nesting.all_inside(key) if (step := self._by_key.get(inner)) is not None]
         dangerous = [step for step in made if step.risk != Risk.LOW]
         for step in dangerous:

@@ -8,7 +8,7 @@ the table is ever touched. This package knows no database: `pack` names the part
 from __future__ import annotations
 
 from perdure.codec.blobs import Packed, digest, pack, unpack
-from perdure.codec.decoding import decode, roundtrip
+from perdure.codec.decoding import decode, encode_to_return, roundtrip
 from perdure.codec.encoding import encode
 from perdure.codec.evidence import OPAQUE, evidence, mask, mask_bytes, mask_text
 from perdure.codec.fitting import ANY, why_not
@@ -24,6 +24,7 @@ __all__ = [
     "decode",
     "digest",
     "encode",
+    "encode_to_return",
     "evidence",
     "mask",
     "mask_bytes",

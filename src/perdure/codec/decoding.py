@@ -7,7 +7,8 @@ table. Whatever else it says stays plain data.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -61,14 +62,28 @@ def roundtrip(value: object, *, annotation: object = ANY, limit: int = DEFAULT_L
 
     Raises NotSerializable as `encode` does, and with the path to whatever does not come back equal.
     """
+    body, read = encode_to_return(value, annotation=annotation, limit=limit)
+    return body, read()
+
+
+def encode_to_return(
+    value: object, *, annotation: object = ANY, limit: int = DEFAULT_LIMIT
+) -> tuple[bytes, Callable[[], object]]:
+    """The same for a caller who has something to do with the bytes first: how to read them comes as a function.
+
+    Raises all that there is to raise at once.
+    """
     try:
-        # The short way for plain JSON that comes back equal and fits. Where all is plain, == tells enough: msgspec
-        # writes 1, 1.0 and True apart and reads them so. No object bears a tag, so that it is read as it was parsed.
+        # The short way for plain JSON. Of a commonest annotation its class tells that the value fits; a tuple comes
+        # back as a list. No object bears a tag, so that it is read as it was parsed.
         if is_plain(value, limit):
             body = to_json(value)
-            taken: object = _parse_json(body)
-            if len(body) <= limit and taken == value and (annotation is ANY or _fits_plain(taken, annotation)):
-                return body, taken
+            if len(body) <= limit:
+                if annotation is ANY or (type(value) is not tuple and _is_of_class(value, annotation)):
+                    return body, partial(decode, body)
+                taken: object = _parse_json(body)
+                if fits(taken, annotation):
+                    return body, lambda: taken
     except (UnicodeEncodeError, RecursionError):
         pass  # Found again below, where the path to it is known.
     body, all_plain = encode_and_judge(value, limit)
@@ -79,17 +94,20 @@ def roundtrip(value: object, *, annotation: object = ANY, limit: int = DEFAULT_L
         after = conform(recorded, annotation, opened=lambda: _read(body, with_classes=False))
     if not (is_same or _comes_back(body, recorded, limit) or _comes_back(body, after, limit)):
         raise _name_difference(body, encode(recorded, limit=limit))
-    return body, after
+    return body, lambda: after
 
 
 def _fits_plain(value: object, annotation: object) -> bool:
     """Whether plain JSON fits an annotation, the commonest of which are asked nothing more than their class."""
+    return _is_of_class(value, annotation) or fits(value, annotation)
+
+
+def _is_of_class(value: object, annotation: object) -> bool:
+    """Whether the annotation wants a class alone, whatever is inside, and this is one of it."""
     try:
-        if type(annotation) is types.GenericAlias and type(value) is open_class(annotation):
-            return True
+        return type(annotation) is types.GenericAlias and type(value) is open_class(annotation)
     except TypeError:  # One that cannot be hashed.
-        pass
-    return fits(value, annotation)
+        return False
 
 
 def _read(text: bytes, *, with_classes: bool) -> object:

@@ -64,7 +64,7 @@ async def end(attempt: Attempt, value: Any, error: BaseException | None) -> None
 def _as_result(attempt: Attempt, value: Any) -> bytes:
     """What the agent returned, as it is stored. Raises NotSerializable."""
     limit = attempt.host.settings.payload_limit_bytes
-    stored, _ = codec.roundtrip(value, annotation=returns(attempt.definition.fn), limit=limit)
+    stored, _ = codec.encode_to_return(value, annotation=returns(attempt.definition.fn), limit=limit)
     return stored
 
 

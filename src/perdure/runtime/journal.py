@@ -92,12 +92,17 @@ class Journal:
         self._place.n = 0  # What was written may take numbers that the next step would think free.
         return await self._written(partial(aio.submit, self.store, operation, *args, **kwargs))
 
-    async def _written(self, submit: Callable[[], asyncio.Future[T]]) -> T:
+    def _written(self, submit: Callable[[], asyncio.Future[T]]) -> Awaitable[T]:
+        """Begin a write now, before anybody awaits it: what the caller does meanwhile takes no time from it."""
+        return self._until_done(submit(), submit)
+
+    async def _until_done(self, writing: asyncio.Future[T], submit: Callable[[], asyncio.Future[T]]) -> T:
         while True:
             try:
-                return await submit()
+                return await writing
             except StoreBusy:
                 await asyncio.sleep(aio.BUSY_AGAIN_S)
+                writing = submit()
             except RefusedBySchema:
                 raise
             except StoreError as error:
@@ -337,24 +342,27 @@ class Journal:
 
     async def begin(self, step: steps.NewStep, *, question_id: str | None = None, counts: bool = False) -> int:
         """Make a call's intent durable; at low risk it is only there for a budget to count, and may be lost."""
+        put: Callable[[], Awaitable[steps.Written]]
         if counts and step.risk == Risk.LOW:
             begin = partial(steps.begin, question_id=question_id, counts=counts)
             put = partial(self.write_softly, begin, self.fence, step)
         else:
             submit = partial(aio.submit, self.store, steps.begin, self.fence, step, place=self._place)
             put = partial(self._written, partial(submit, question_id=question_id, counts=counts))
-        index, self.last_seq = await self._put(step, None, put)
-        return index
+        return await self._index_of(self._put(step, None, put))
 
-    async def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> int:
-        """Make a call's outcome durable."""
+    def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> Awaitable[int]:
+        """Make a call's outcome durable. Outside other calls it is on its way at once, before it is awaited."""
         if not begun and outcomes.is_plain(result, self._place):
             outcome = outcomes.Outcome(self.fence, step, result, self._place)
             put = partial(self._written, partial(aio.submit_joint, self.store, outcomes.RECORD, outcome))
         else:
             complete = partial(aio.submit, self.store, steps.complete, self.fence, step, result, begun=begun)
             put = partial(self._written, partial(complete, place=self._place))
-        index, self.last_seq = await self._put(step, result, put)
+        return self._index_of(self._put(step, result, put))
+
+    async def _index_of(self, writing: Awaitable[steps.Written]) -> int:
+        index, self.last_seq = await writing
         return index
 
     def _put(

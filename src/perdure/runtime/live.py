@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure import ambient, codec, phrases
@@ -190,11 +191,11 @@ async def complete_call(
     limit, stored = attempt.host.settings.payload_limit_bytes, b""
     try:
         try:
-            stored, value = codec.roundtrip(value, annotation=call.annotation, limit=limit)
+            stored, read = codec.encode_to_return(value, annotation=call.annotation, limit=limit)
         except NotSerializable as exc:
             raise NotSerializable(f"the result of {call.name} cannot be stored: {exc}", path=exc.path) from exc
         if call.secrets and (masked := codec.mask(stored, call.secrets)) != stored:
-            stored, value = masked, codec.decode(masked, annotation=call.annotation)
+            stored, read = masked, partial(codec.decode, masked, annotation=call.annotation)
         result = steps.Result(
             completed=True,
             output=codec.pack(stored),
@@ -203,7 +204,9 @@ async def complete_call(
             is_found_out=is_found_out,
             took_ms=took_ms,
         )
-        await attempt.journal.complete(step, result, begun=begun)
+        writing = attempt.journal.complete(step, result, begun=begun)
+        after = read()  # While it is on its way to the disk.
+        await writing
     except (NotSerializable, RefusedBySchema) as refused:
         # The call was made; on record as one whose result cannot be stored, it is not asked about, nor made again.
         await fail_call(
@@ -222,7 +225,7 @@ async def complete_call(
             attempt.host.in_flight.keep(_word(attempt, step, WordKind.COMPLETED, stored))
         raise
     attempt.outcome_recorded(step, usage)
-    return value
+    return after
 
 
 async def fail_call(

@@ -138,7 +138,7 @@ def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]
     exc = ended.exception()
     try:
         if exc is None:
-            body, _ = codec.roundtrip(ended.result(), annotation=call.annotation)
+            body, _ = codec.encode_to_return(ended.result(), annotation=call.annotation)
             return WordKind.COMPLETED, codec.mask(body, call.secrets)
     except NotSerializable as refused:
         exc = refused

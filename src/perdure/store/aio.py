@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import ParamSpec, TypeVar
 
-from perdure.errors import StoreBusy
+from perdure.errors import StoreBusy, StoreError
 from perdure.store import Operation, Store
-from perdure.store.database import Joint, JointUnit
+from perdure.store.database import Joint, JointUnit, Unit
 from perdure.store.waiters import LoopWaiter
 
 P = ParamSpec("P")
@@ -23,16 +23,21 @@ BUSY_AGAIN_S = 0.05  # how soon a busy store is asked again
 
 
 def submit(store: Store, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Have `operation` run in a transaction; the future is done once it is durable."""
-    waiter: LoopWaiter[T] = LoopWaiter.here()
-    store.database.write(lambda tx: operation(tx, *args, **kwargs), waiter)
-    return waiter.future
+    """Have `operation` run in a transaction; the future is done once it is durable. Raises nothing itself."""
+    return _submit(store, lambda tx: operation(tx, *args, **kwargs))
 
 
 def submit_joint(store: Store, joint: Joint[Item, T], item: Item) -> asyncio.Future[T]:
     """The same for an operation that may be run together with those of others."""
+    return _submit(store, JointUnit(joint, item))
+
+
+def _submit(store: Store, unit: Unit[T]) -> asyncio.Future[T]:
     waiter: LoopWaiter[T] = LoopWaiter.here()
-    store.database.write(JointUnit(joint, item), waiter)
+    try:
+        store.database.write(unit, waiter)
+    except StoreError as error:
+        waiter.deliver(None, error)
     return waiter.future
 
 

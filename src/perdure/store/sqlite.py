@@ -11,11 +11,11 @@ The file is never opened by anything but SQLite: closing any descriptor of it wo
 from __future__ import annotations
 
 import os
-import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ from perdure.store.filesystem import check_path, create_private
 from perdure.store.forks import Forks
 from perdure.store.migrate import migrate
 from perdure.store.queries import SQLITE
-from perdure.store.sqlite_errors import as_told, translate, unwritable
+from perdure.store.sqlite_errors import translate, unwritable
 from perdure.store.sqlite_file import SchemaOf, is_empty, prepare_file
-from perdure.store.sqlite_transaction import SqliteTransaction
+from perdure.store.sqlite_readers import Readers
+from perdure.store.sqlite_transaction import close_anyway, roll_back
 from perdure.store.sqlite_units import Batch, Job
 from perdure.store.waiters import deliver_all
 from perdure.store.wakeup import Wakeup
@@ -42,8 +43,9 @@ from perdure.store.writer_lock import WriterLock
 _MAX_BATCH = 512
 # What is committed may wait to be told while so many units are run: some milliseconds, where that saves more.
 _HOLD_FROM, _HOLD_UP_TO = 16, 64
+# After so many batches of one unit the next is expected to be one, too: whoever brings it lets the writer begin.
+_LONE = 3
 _READERS = 2
-_READ_TOGETHER = 8
 _CACHE_KIB = 65_536
 
 
@@ -72,6 +74,7 @@ class SqliteDatabase:
         self._idle = threading.Lock()
         self._idle.acquire()
         self._is_idle = False
+        self._lone_batches = 0  # so many in a row, up to now, were of one unit
         self._closing = False
         self._vfs = vfs
         self._ended = False
@@ -89,9 +92,12 @@ class SqliteDatabase:
         self._place = FilePlace(path) if path and not vfs else None
         self._is_soft = False
         self._answers: list[Answer] = []  # of batches that are committed, and not told yet
-        self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._readers = [self._start(self._read_all, f"read-{i}") for i in range(_READERS if path and not vfs else 0)]
-        self._writer = None if inline else self._start(self._write_all, "write")
+        self._readers = Readers(
+            _READERS if path and not vfs else 0, partial(self._new_connection, read_only=True), clock=clock, ids=ids
+        )
+        self._writer = None if inline else threading.Thread(target=self._write_all, name="perdure-write", daemon=True)
+        if self._writer is not None:
+            self._writer.start()
 
     # -- the port ---------------------------------------------------------------------------
 
@@ -105,6 +111,8 @@ class SqliteDatabase:
         if self._is_idle:
             self._is_idle = False
             self._wake_writer()
+            if self._lone_batches >= _LONE:
+                time.sleep(0)  # It gets Python at once, and need not wait until this thread has ended its turn.
         if self._ended:  # Closed since the check: nobody is left to take it.
             self._refuse_waiting()
 
@@ -113,7 +121,7 @@ class SqliteDatabase:
             self.write(unit, waiter)
             return
         self._check_usable()
-        self._reads.put((unit, waiter))
+        self._readers.submit((unit, waiter))
         if self._ended:
             self._refuse_waiting()
 
@@ -139,14 +147,11 @@ class SqliteDatabase:
             return
         self._closing = True
         if self._writer is None:
-            _close(self._connection)
+            close_anyway(self._connection)
         else:
             self._wake_writer()
             self._writer.join()
-        for _ in self._readers:
-            self._reads.put(None)
-        for reader in self._readers:
-            reader.join()
+        self._readers.close()
         self._ended = True
         self._refuse_waiting()
         if self._checkpointer is not None:
@@ -177,13 +182,14 @@ class SqliteDatabase:
                 self._is_idle = False
                 continue
             batch = self._take_waiting(_MAX_BATCH)
+            self._lone_batches = self._lone_batches + 1 if len(batch) == 1 else 0
             if self._answers and not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
                 self._hand_out()
             try:
                 self._commit(batch)
             except BaseException as error:  # noqa: BLE001  # None is known; but nobody must wait for ever.
                 self._give_up(batch, error)
-        _close(self._connection)
+        close_anyway(self._connection)
 
     def _take_waiting(self, limit: int) -> list[Job]:
         return [self._waiting.popleft() for _ in range(min(len(self._waiting), limit))]
@@ -215,7 +221,7 @@ class SqliteDatabase:
         try:
             hinted = self._run_batch(connection, batch)
         except BaseException as error:  # noqa: BLE001  # A clock that fails, no memory: the writer must outlive it.
-            _roll_back(connection)
+            roll_back(connection)
             self._answers += [(waiter, None, error) for _, waiter in batch]
         finally:
             # While they wake up the rest is done here. Not if another process would have to wait for that, too.
@@ -254,12 +260,12 @@ class SqliteDatabase:
             self._cursor.execute("BEGIN IMMEDIATE")
             units = Batch(self._cursor, now, self._ids)
             if not units.run(batch):
-                _roll_back(connection)
+                roll_back(connection)
                 connection.execute("BEGIN IMMEDIATE")
                 units = Batch(self._cursor, now, self._ids)
                 units.run_apart(batch)
         except (apsw.Error, StoreError) as error:
-            _roll_back(connection)
+            roll_back(connection)
             failure = error if isinstance(error, StoreError) else translate(error, self.url)
             if isinstance(error, apsw.IOError):  # What SQLite knows of its file may be wrong from here on.
                 self._failure = failure = StoreError(
@@ -290,58 +296,16 @@ class SqliteDatabase:
     def _commit_failed(self, connection: apsw.Connection, batch: list[Job], error: apsw.Error) -> None:
         """COMMIT itself failed. A busy or full database has rolled back; anything else may have been written."""
         if isinstance(error, apsw.BusyError | apsw.FullError):
-            _roll_back(connection)
+            roll_back(connection)
             self._answers += [(waiter, None, translate(error)) for _, waiter in batch]
             return
-        _roll_back(connection)
+        roll_back(connection)
         self._failure = CommitUnknown(
             f"the commit to {self.url} failed ({error}): it may or may not have happened. The store has closed itself; "
             "open it anew, and what was written is found again by its key."
         )
         self._failure.__cause__ = error
         self._answers += [(waiter, None, self._failure) for _, waiter in batch]
-
-    # -- reader threads ----------------------------------------------------------------------
-
-    def _read_all(self) -> None:
-        connection: apsw.Connection | None = None
-        while (job := self._reads.get()) is not None:
-            batch = [job, *self._reads_waiting()]
-            answers: list[Answer] = []
-            try:
-                connection = connection or self._new_connection(read_only=True)
-                for unit, waiter in batch:
-                    answers.append(self._run_read(connection, unit, waiter))
-            except BaseException as error:  # noqa: BLE001  # It could not be opened, or no transaction begun.
-                answers += [(waiter, None, as_told(error)) for _, waiter in batch[len(answers) :]]
-            if connection is not None and not _roll_back(connection):
-                _close(connection)  # It would read from this snapshot for ever; the next reads have another.
-                connection = None
-            deliver_all(answers)
-        if connection is not None:
-            _close(connection)
-
-    def _reads_waiting(self) -> list[Job]:
-        """Reads that came meanwhile, to share one snapshot and one wake-up of their loop; not many, for all wait."""
-        found: list[Job] = []
-        while len(found) < _READ_TOGETHER - 1:
-            try:
-                job = self._reads.get_nowait()
-            except queue.Empty:
-                break
-            if job is None:
-                self._reads.put(None)  # The sign to end, for this thread or another; what came before it is done.
-                break
-            found.append(job)
-        return found
-
-    def _run_read(self, connection: apsw.Connection, unit: Unit[Any], waiter: Waiter) -> Answer:
-        if not connection.in_transaction:
-            connection.execute("BEGIN")
-        try:
-            return waiter, unit(SqliteTransaction(connection.cursor(), self.clock.now_ms(), self._ids)), None
-        except BaseException as error:  # noqa: BLE001  # Whatever a unit raises is its caller's, never the thread's.
-            return waiter, None, as_told(error)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -356,7 +320,7 @@ class SqliteDatabase:
                 migrate(SchemaOf(connection), SQLITE, now_ms=self.clock.now_ms())
                 connection.execute("COMMIT")
             finally:
-                _roll_back(connection)
+                roll_back(connection)
             return connection
         except apsw.Error as error:
             raise translate(error, self.url) from error
@@ -389,11 +353,6 @@ class SqliteDatabase:
         connection.pragma("cache_size", -_CACHE_KIB)
         return connection
 
-    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=f"perdure-{name}", daemon=True)
-        thread.start()
-        return thread
-
     # -- checks ------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
@@ -416,15 +375,7 @@ class SqliteDatabase:
             except IndexError:
                 break
             deliver_all([(waiter, None, self._closed())])
-        while True:
-            try:
-                job = self._reads.get_nowait()
-            except queue.Empty:
-                break
-            if job is None:
-                self._reads.put(None)  # The sign to end, for a reader.
-                break
-            deliver_all([(job[1], None, self._closed())])
+        self._readers.refuse(self._closed())
 
     def _wake_writer(self) -> None:
         try:
@@ -443,19 +394,6 @@ class _Soft:
 
     def __call__(self, tx: Any) -> Any:
         return self._unit(tx)
-
-
-def _roll_back(connection: apsw.Connection) -> bool:
-    """Whether no transaction is open any more. What led here is told already; a writer's next BEGIN tells the rest."""
-    with suppress(apsw.Error):
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-    return not connection.in_transaction
-
-
-def _close(connection: apsw.Connection) -> None:
-    with suppress(apsw.Error):  # The disk failed again; what is committed lies in the log and is found there.
-        connection.close()
 
 
 def _beside(path: Path, what: str) -> Path:

@@ -6,6 +6,7 @@ Values are bound by place: to look each up by its name costs as much as a third 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import apsw
 
@@ -68,3 +69,17 @@ class SqliteTransaction:
 
     def hint(self) -> None:
         self.hinted = True
+
+
+def roll_back(connection: apsw.Connection) -> bool:
+    """Whether no transaction is open any more. What led here is told already; a writer's next BEGIN tells the rest."""
+    with suppress(apsw.Error):
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    return not connection.in_transaction
+
+
+def close_anyway(connection: apsw.Connection) -> None:
+    """Close it as far as a broken disk lets it."""
+    with suppress(apsw.Error):  # The disk failed again; what is committed lies in the log and is found there.
+        connection.close()
