@@ -116,7 +116,7 @@ class KeyConflict(BadInput):
 
 
 class AmbiguousStep(BadInput):
-    """Two calls without input are open under one name: a replay could swap their results."""
+    """A call could not be told from another one after a restart, which could swap their results."""
 
 
 class Refused(PerdureError):

@@ -1,7 +1,8 @@
 """A task's recorded history as a replay uses it: find a call by its key, tell what is left, notice drift. Pure.
 
 A key is the call's name, the digest of its input and an occurrence number among equal pairs, under the key of the
-call it was made in. So a recorded result is only ever given to the same call, in whatever order branches run.
+call it was made in. So a recorded result is given to the same call, in whatever order branches run; what that takes
+where nothing recorded distinguishes two calls, ADR 14 says.
 """
 
 from __future__ import annotations
@@ -266,8 +267,9 @@ class Records:
 
     @property
     def to_come(self) -> Collection[str]:
-        """Calls that were open at that checkpoint and have not been made again yet."""
-        return self._to_come
+        """Calls at the top that have not been made again yet: on record, or open at that checkpoint."""
+        unused = (key for (scope, _), found in self._unused.items() if scope == "" for key in found)
+        return {*self._to_come, *unused}
 
     def use_before(self, step_index: int) -> list[str]:
         """The agent goes on from a checkpoint: what was recorded before it is not asked for again.

@@ -135,6 +135,18 @@ def test_a_checkpoint_knows_which_calls_were_open(world: World) -> None:
     assert second is not None and second.open_keys == set()
 
 
+def test_a_checkpoint_knows_nothing_of_steps_that_were_recorded_while_it_was_on_its_way(world: World) -> None:
+    claim = world.start()
+    known = world.task(claim.task.id).step_count
+    world.record(claim, "call")
+
+    world.store.call(messages.save_checkpoint, claim.fence, packed(1), step_key="a", at_step=known)
+
+    point = world.store.read(messages.resume_point, claim.task.id, 1)
+    assert point is not None and point.at_step == known
+    assert world.task(claim.task.id).step_count == known + 1
+
+
 def test_a_checkpoint_with_a_known_key_is_saved_once(world: World) -> None:
     claim = world.start()
     world.store.call(messages.save_checkpoint, claim.fence, packed("first"), step_key="a")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -95,7 +98,82 @@ async def test_a_branch_gets_its_own_values_again(house: Theatre, ledger: Ledger
     assert house.kinds(task).count("question_opened") == 0
 
 
-WAYS = ["bound", "lambda", "partial", "opaque", "within", "secret", "key"]
+@pytest.mark.parametrize("value", [perdure.uuid, perdure.now])
+async def test_the_agents_own_values_are_not_those_of_a_branch_that_has_called_nothing(
+    house: Theatre, ledger: Ledger, value: Callable[[], Any]
+) -> None:
+    @perdure.tool(risk="high")
+    async def book(owner: str, token: str) -> str:
+        ledger.note(owner)
+        return owner
+
+    async def booked(owner: str, wait_s: float) -> str:
+        await asyncio.sleep(wait_s)
+        return await book(owner, str(await value()))
+
+    @perdure.agent
+    async def host() -> list[str]:
+        is_first = len(house.actors) == 1
+        beside = asyncio.create_task(booked("ben", 1 if is_first else 9))
+        own = await booked("ana", 2 if is_first else 0)
+        if is_first:
+            await asyncio.sleep(1e6)
+        return [own, await beside]
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: len(ledger.done) == 2)
+    await asyncio.sleep(1)
+    house.kill(first)
+    await house.hire(host)
+
+    assert await task.result() == ["ana", "ben"]
+    assert ledger.done == ["ben", "ana"]
+    assert house.kinds(task).count("question_opened") == 0
+
+
+async def test_a_branch_gets_its_own_values_again_after_a_read_that_was_tried_twice(
+    house: Theatre, ledger: Ledger
+) -> None:
+    reads: list[int] = []
+
+    async def read() -> int:
+        reads.append(1)
+        await asyncio.sleep(10 if len(reads) == 1 else 0)
+        return 1
+
+    @perdure.tool(risk="high")
+    async def book(token: str) -> str:
+        ledger.note(token)
+        return token
+
+    async def branch() -> str:
+        for _ in range(3):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await perdure.read("stock", read)
+                    break
+        booked = await book(str(await perdure.uuid()))
+        if len(house.actors) == 1:
+            await asyncio.sleep(1e6)
+        return booked
+
+    @perdure.agent
+    async def host() -> list[str]:
+        return list(await asyncio.gather(branch()))
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: ledger.done)
+    await asyncio.sleep(1)
+    house.kill(first)
+    await house.hire(host)
+
+    assert await task.result() == ledger.done
+    assert house.kinds(task).count("question_opened") == 0
+
+
+WAYS = ["bound", "lambda", "partial", "opaque", "within", "secret", "key", "same key", "closure", "nested", "default"]
 
 
 def pays_by(differs: str, ledger: Ledger) -> Callable[[str], Awaitable[str]]:
@@ -109,6 +187,13 @@ def pays_by(differs: str, ledger: Ledger) -> Callable[[str], Awaitable[str]]:
     async def pay_into(account: object, amount: int) -> str:
         found = account[0] if isinstance(account, list) else account
         return found.pay(amount) if isinstance(found, Account) else pay(ledger, str(found), amount)
+
+    def nested(owner: str) -> Any:
+        @perdure.tool(risk="high")
+        async def pay_to_owner(amount: int) -> str:
+            return pay(ledger, owner, amount)
+
+        return pay_to_owner
 
     async def finish(owner: str) -> str:
         match differs:
@@ -124,6 +209,18 @@ def pays_by(differs: str, ledger: Ledger) -> Callable[[str], Awaitable[str]]:
                 return await pay_into([Account(ledger, owner)], 5)
             case "secret":
                 return await charge(owner, 5)
+            case "same key":
+                return await charge.options(key=f"of {owner}")(owner, 5)  # As it is stored, the key is the same.
+            case "closure":
+                return await perdure.step("pay", lambda amount: pay(ledger, owner, amount), 5)
+            case "default":
+
+                def pay_to(amount: int, to: str = owner) -> str:
+                    return pay(ledger, to, amount)
+
+                return await perdure.step("pay", pay_to, 5)
+            case "nested":
+                return await nested(owner)(5)
             case _:
                 return await pay_into.options(key="pay")(owner, 5)
 
@@ -200,13 +297,56 @@ async def test_branches_may_call_the_same_alike(house: Theatre, ledger: Ledger) 
 
     async def branch(wait_s: float) -> list[str]:
         await wait(wait_s)
-        return [await pay_into(shared, 5), await perdure.step("pay", shared.pay, 5)]
+        return [
+            await pay_into(shared, 5),
+            await perdure.step("pay", shared.pay, 5),
+            await perdure.step("pay partly", functools.partial(shared.pay, 5)),
+            await perdure.step("pay then", lambda: shared.pay(5)),
+        ]
 
     @perdure.agent
     async def host() -> list[Any]:
         return list(await asyncio.gather(branch(0), branch(5)))
 
-    assert await house.play(host) == [["paid ana", "paid ana"], ["paid ana", "paid ana"]]
+    assert await house.play(host) == [["paid ana"] * 4, ["paid ana"] * 4]
+
+
+async def test_harmless_calls_with_other_secrets_are_told_apart_too(house: Theatre) -> None:
+    @perdure.tool(risk="low", secret=["token"])
+    async def balance(token: str, currency: str) -> str:
+        return f"100 {currency}"
+
+    @perdure.agent(retries=0)
+    async def host() -> list[str]:
+        return list(await asyncio.gather(balance("of ana", "EUR"), balance("of ben", "EUR")))
+
+    with pytest.raises(perdure.TaskFailed, match=TOLD):
+        await house.play(host)
+
+
+async def test_what_tells_calls_apart_is_kept_no_longer_than_they_need_it(house: Theatre) -> None:
+    class Big:
+        pass
+
+    alive: list[weakref.ref[Big]] = []
+
+    @perdure.tool(risk="high")
+    async def send(client: Big, number: int) -> int:
+        return number
+
+    @perdure.agent
+    async def host() -> int:
+        async def sent(number: int) -> None:
+            client = Big()
+            alive.append(weakref.ref(client))
+            await send(client, number)
+
+        for number in range(5):
+            await sent(number)
+        gc.collect()
+        return sum(one() is not None for one in alive)
+
+    assert await house.play(host) == 0
 
 
 async def test_one_call_after_the_other_needs_no_key_whatever_it_hides(house: Theatre, ledger: Ledger) -> None:

@@ -269,3 +269,153 @@ async def test_a_call_that_was_left_before_the_checkpoint_is_not_taken_for_a_lat
 
     assert await task.result() == "done"
     assert began[1] - began[0] == pytest.approx(5)
+
+
+# -- what goes on beside a checkpoint ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("saver", ["a branch", "the agent"])
+async def test_what_a_branch_that_goes_on_has_called_is_found_again(house: Theatre, saver: str) -> None:
+    paid: list[str] = []
+
+    @perdure.tool
+    async def pay(what: str) -> str:
+        paid.append(what)
+        return f"paid {what}"
+
+    async def rounds(first: int) -> None:
+        for number in range(first, 6):
+            await asyncio.sleep(1)
+            await perdure.checkpoint(number + 1)
+
+    async def other() -> list[str]:
+        receipts = [await pay("rent"), await pay("rent")]
+        await asyncio.sleep(3.5)  # More to do with the receipts.
+        return receipts
+
+    @perdure.agent
+    async def host() -> list[str]:
+        first: int = await perdure.last_checkpoint() or 0
+        if saver == "a branch":
+            _, receipts = await asyncio.gather(rounds(first), other())
+            return receipts
+        beside = asyncio.create_task(other())
+        await rounds(first)
+        return await beside
+
+    task = await house.client.start(host)
+    for number in (2, 3):  # The second time after what the first restart has found again.
+        actor = await house.hire(host)
+        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
+        house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == ["paid rent", "paid rent"]
+    assert paid == ["rent", "rent"]
+    assert house.kinds(task).count("question_opened") == 0
+
+
+async def test_what_a_branch_has_called_that_ended_beside_the_one_that_saves_is_found_again(house: Theatre) -> None:
+    paid: list[str] = []
+
+    @perdure.tool
+    async def pay(what: str) -> str:
+        paid.append(what)
+        return f"paid {what}"
+
+    async def rounds(first: int) -> None:
+        for number in range(first, 6):
+            await asyncio.gather(pay("a stamp"), asyncio.sleep(1))  # Of these the state tells.
+            await perdure.checkpoint(number + 1)
+
+    @perdure.agent
+    async def host() -> list[Any]:
+        async def saving() -> None:
+            await rounds(await perdure.last_checkpoint() or 0)
+
+        async def paying() -> str:
+            await asyncio.sleep(0.5)
+            return await pay("rent")
+
+        return list(await asyncio.gather(saving(), paying()))
+
+    task = await house.client.start(host)
+    actor = await house.hire(host)
+    await house.until(lambda: house.row(task).checkpoint == 3)
+    house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == [None, "paid rent"]
+    assert sorted(paid) == [*["a stamp"] * 6, "rent"]
+
+
+async def test_a_call_recorded_after_a_checkpoint_is_found_again_after_the_next_restart_too(house: Theatre) -> None:
+    paid: list[str] = []
+
+    @perdure.tool
+    async def pay(what: str) -> str:
+        paid.append(what)
+        return f"paid {what}"
+
+    @perdure.agent
+    async def host() -> str:
+        run = len(house.actors)
+        first: int = await perdure.last_checkpoint() or 0
+
+        async def other() -> str:
+            await asyncio.sleep(3 if run == 2 else 0.5)  # The second run saves before it comes to the call.
+            return await pay("rent")
+
+        beside = asyncio.create_task(other())
+        await asyncio.sleep(1 if first else 0)
+        await perdure.checkpoint(first + 1)
+        if run < 3:
+            await asyncio.sleep(1e6)
+        return await beside
+
+    task = await house.client.start(host)
+    for number in (1, 2):
+        actor = await house.hire(host)
+        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
+        await asyncio.sleep(1)
+        house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == "paid rent"
+    assert paid == ["rent"]
+
+
+async def test_a_second_look_at_the_checkpoint_makes_no_call_an_open_one(house: Theatre) -> None:
+    made: list[int] = []
+
+    @perdure.tool(risk="low")
+    async def fetch(url: str) -> int:
+        made.append(len(made) + 1)
+        await asyncio.sleep(10)
+        return made[-1]
+
+    @perdure.agent
+    async def host() -> list[int]:
+        seen: list[int] | None = await perdure.last_checkpoint()
+        if seen is None:
+            seen, held = [], asyncio.create_task(fetch("u"))
+            await asyncio.sleep(1)
+            await perdure.checkpoint(seen)
+            await held
+            await asyncio.sleep(1e6)
+        if not seen:
+            seen = [await fetch("u")]
+            await perdure.last_checkpoint()
+            await perdure.checkpoint(seen)
+            await asyncio.sleep(1e6)
+        return [*seen, await fetch("u")]
+
+    task = await house.client.start(host)
+    for number in (1, 2):
+        actor = await house.hire(host)
+        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
+        await asyncio.sleep(60)
+        house.kill(actor)
+    await house.hire(host)
+
+    assert await task.result() == [1, 2]

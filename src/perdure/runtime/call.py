@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct, field
@@ -35,7 +37,7 @@ class Call(Struct, kw_only=True, eq=False):
     secrets: tuple[str, ...] = ()
     annotation: Any = ANY
     is_async: bool = True
-    tells_apart: bool = True  # False where equal calls may swap their results: now, uuid, random
+    tells_apart: bool = True  # False where equal calls may swap their results: values, waits, what is told
     is_running: bool = False  # from the start of its function until its outcome is on record
 
     @property
@@ -44,11 +46,9 @@ class Call(Struct, kw_only=True, eq=False):
         return self.risk is not Risk.LOW
 
     def hidden(self, body: bytes) -> tuple[object, ...]:
-        """What may tell it from its like, and is not recorded: what its function is bound to, secrets, live objects."""
-        fn: object = self.fn
-        held = getattr(fn, "__self__", None if type(fn) is types.FunctionType and self.input else fn)
+        """What may tell it from its like, and is not recorded: what its function holds, secrets, live objects."""
         live = (one for one in (*self.args, *self.kwargs.values()) if OPAQUE in evidence(one))
-        return (held, self.secrets, *(live if OPAQUE in body else ()))
+        return (*_held(self.fn), self.secrets, *(live if OPAQUE in body else ()))
 
 
 def from_tool(call: ToolCall) -> Call:
@@ -107,6 +107,22 @@ def from_function(
 def name_of(fn: Callable[..., Any]) -> str:
     """What a function is called in the trace."""
     return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+
+
+def _held(fn: Callable[..., Any]) -> Iterator[object]:
+    """What a function is made of beside its name: what it is bound to, or has closed over."""
+    if isinstance(fn, functools.partial):
+        yield from (*_held(fn.func), *fn.args, *fn.keywords.values())
+        return
+    if type(fn) is not types.FunctionType:
+        yield getattr(fn, "__self__", fn)
+        return
+    yield fn.__code__
+    yield from fn.__defaults__ or ()
+    yield from (fn.__kwdefaults__ or {}).values()
+    for cell in fn.__closure__ or ():
+        with suppress(ValueError):  # It is not filled yet.
+            yield cell.cell_contents
 
 
 def _texts(values: Collection[Any] | Any) -> list[str]:

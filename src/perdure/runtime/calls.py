@@ -60,8 +60,10 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         journal.note_caller(attempt.caller(task), parent)
         scope.main_has_called = scope.main_has_called or branch is None
     key = journal.key_of(call, body, parent=parent, branch=branch)
-    if branch is not None:
-        ambient.go_on(scope, branch, key.rpartition("#")[0])
+    if branch is not None and task is not None:
+        ambient.go_on(scope, branch, call.name.encode() + (body if call.key is None else call.key.encode()))
+        if parent == ROOT:
+            journal.branches.enter(task).keys.append(key)
     while journal.is_running(key):
         journal.used(key)  # Its record has been asked for, whatever that comes to.
         await attempt.waits.until_known(parent, journal.until_known(key))

@@ -127,7 +127,9 @@ async def _value(attempt: Attempt, name: str, make: Callable[[], Any], annotatio
     found = await calls.perform(attempt, described)
     scope = ambient.require(name)
     if (branch := ambient.branch(scope, asyncio.current_task())) is not None:
-        ambient.go_on(scope, branch, str(found))  # Branches that had the same calls before differ from here on.
+        ambient.go_on(
+            scope, branch, str(found).encode()
+        )  # Branches that had the same calls before differ from here on.
     return found
 
 
@@ -154,7 +156,8 @@ async def message(role: str, content: Any, /) -> None:
 async def checkpoint(state: Any, /) -> None:
     """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
 
-    For the agent's own code: raises BadInput inside a tool or another call.
+    It stands for what the agent has done so far, but not for what runs beside it: calls that are open, and those of
+    other branches that go on, are found again when they are made again. Raises BadInput inside a tool or another call.
     """
     attempt = here()
     if attempt is None:
@@ -164,22 +167,26 @@ async def checkpoint(state: Any, /) -> None:
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(codec.encode(state))
     journal = attempt.journal
-    open_keys = sorted({*journal.open_keys, *journal.records.to_come})
-    await journal.write(messages.save_checkpoint, journal.fence, packed, step_key=key, open_keys=open_keys)
+    open_keys, steps = journal.unheard_of(_running_branch()), journal.known_steps
+    await journal.write(
+        messages.save_checkpoint, journal.fence, packed, step_key=key, open_keys=open_keys, at_step=steps
+    )
 
 
 async def last_checkpoint() -> Any:
     """The newest state saved before this attempt, else None.
 
     The agent goes on from there: what was recorded before is not asked for again, and a call equal to an earlier one is
-    a new call. One that was open at the checkpoint, in another branch, is found again when it is made. Raises BadInput
-    inside a tool or another call.
+    a new call. One of which the state could not tell, made in a branch that went on beside it, is found again: await a
+    branch before you save what it has done. Raises BadInput inside a tool or another call.
     """
     attempt = here()
     if attempt is None:
         return None
     await _refuse_ended(attempt)
     _refuse_inside_call("last_checkpoint")
+    if (branch := _running_branch()) is not None:
+        attempt.journal.branches.enter(branch)  # So that those it begins are known as its own.
     if attempt.task.checkpoint is None:
         return None
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
@@ -255,6 +262,12 @@ def _refuse_cut_off() -> None:
         raise asyncio.CancelledError(ambient.CUT_OFF) if scope.runner.is_on_loop else Cancelled(ambient.CUT_OFF)
 
 
+def _running_branch() -> asyncio.Task[Any] | None:
+    """The present asyncio task, unless it is the one that runs the agent."""
+    task = asyncio.current_task()
+    return None if ambient.branch(ambient.require("checkpoint"), task) is None else task
+
+
 def _refuse_inside_call(what: str) -> None:
     """A checkpoint is the whole task's: one saved for a tool alone would say of all other calls that they are done."""
     if ambient.require(what).parent_key != ROOT:
@@ -321,7 +334,8 @@ async def _tell_once(name: str, kind: str, payload: Any, *, content: bytes | Non
 def _told_key(attempt: Attempt, name: str, told: dict[str, Any]) -> str:
     described = Call(kind=StepKind.VALUE, name=name, fn=_none, input=told, tells_apart=False)
     parent = ambient.require(name).parent_key
-    return attempt.journal.key_of(described, codec.evidence(told, secrets=ambient.secrets()), parent=parent)
+    body = codec.evidence(told, secrets=ambient.secrets())
+    return attempt.journal.key_of(described, body, parent=parent)
 
 
 async def _none() -> None:

@@ -21,13 +21,13 @@ from perdure.errors import AmbiguousStep, RefusedBySchema, StoreBusy, StoreError
 from perdure.model.step import Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
+from perdure.runtime.alike import Alike
+from perdure.runtime.branches import Branches
 from perdure.runtime.call import Call
 from perdure.store import Store, Transaction, aio, outcomes, steps, traces
 from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
-
-_NOTHING_HIDDEN = 2  # what is bound to the function, and the secrets
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,18 +48,20 @@ class Journal:
         self.answered = 0
         self._until_answer: list[asyncio.Future[None]] = []
         self.last_seq = claim.task.event_seq
+        self.known_steps = claim.task.step_count  # so many the task had, as far as this attempt has heard
         # As the last write of a step left it; unknown once something else of the attempt was written.
         self._place = steps.Place(claim.task.n, claim.task.event_seq, claim.task.step_count, claim.task.attempt)
         self._has_run_live = claim.task.step_count <= 1
         self._occurrences = Occurrences()
+        self._has_gone_on = False
+        self.branches = Branches()
         self._open_alike: dict[str, int] = defaultdict(int)  # calls without input, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
-        # By the call around them: who made the first call, whether others make some, and what the first of those that
-        # look alike has that is not recorded.
+        # By the call around them: who made the first call, whether others make some, and those that look alike.
         self._callers: dict[str, weakref.ref[Any]] = {}
         self._shared: set[str] = set()
-        self._alike: dict[str, dict[tuple[str, str], tuple[object, ...]]] = defaultdict(dict)
+        self._alike: dict[str, dict[tuple[str, str], Alike]] = defaultdict(dict)
         self._running: dict[str, asyncio.Future[None] | None] = {}  # a future once somebody waits for the call
         self._made_in: dict[str, Scope] = {}  # where each of these was made
         # Writes under way of calls above low risk, and of those inside others.
@@ -143,12 +145,14 @@ class Journal:
         """The key of a call. Raises AmbiguousStep when a replay could not tell it from another one.
 
         A harmless one without input, made in a branch, is told from its like by what the `branch` has called before. A
-        dangerous one is refused where that could not be trusted.
+        dangerous one, or one with a secret, is refused where that could not be trusted.
         """
         is_of_branch = bool(branch) and not (call.input or call.key or call.is_dangerous)
         digest = codec.digest(body + (branch or b"") if is_of_branch else body)
-        if call.is_dangerous:
-            self._refuse_alike(call, body, digest, parent)
+        if call.is_dangerous or call.secrets:
+            alike = self._alike[parent].setdefault((call.name, call.key or digest), Alike())
+            hidden = call.hidden(body) if call.is_dangerous else (call.secrets,)
+            alike.add(call, (digest, *hidden), are_shared=parent in self._shared)
         if call.key is None:
             return self._key_by_input(call, digest, parent)
         check_id(call.key, "key")
@@ -191,25 +195,6 @@ class Journal:
         elif first() is not caller:
             self._shared.add(parent)
 
-    def _refuse_alike(self, call: Call, body: bytes, digest: str, parent: str) -> None:
-        """Refuse a dangerous call that differs from one before in nothing that is recorded, where several make calls.
-
-        On replay they may come in another order, and each would be given the other's result.
-        """
-        what = (digest,) if call.key is not None else call.hidden(body)
-        if len(what) == _NOTHING_HIDDEN and what[0] is None and not what[1]:
-            return
-        place = call.name, call.key or digest
-        first = self._alike[parent].setdefault(place, what)
-        if parent in self._shared and not _is_same(first, what):
-            how = "its input is another" if call.key else "they may differ in what is not recorded"
-            raise AmbiguousStep(
-                f"{call.name} was called like this before, and {how}. Where several branches or threads make calls, a "
-                f"restart could swap the results: give each call what distinguishes it as an argument, or a key: "
-                f".options(key=…)",
-                field="key",
-            )
-
     def _is_known(self, key: str) -> bool:
         """Whether this is no second call beside an open one, but that very one, or one this attempt has had: made anew.
 
@@ -237,6 +222,7 @@ class Journal:
         """
         parent = scope.parent_key
         self._made_in.pop(key, None)
+        self._alike.pop(key, None)
         if not scope.is_cut_off:
             self.records.use_inside(key)
         if (running := self._running.pop(key, None)) is not None:
@@ -245,6 +231,14 @@ class Journal:
             self._open_keyed[f"{parent}@{call.key}"].pop(key, None)
         elif not call.input:
             self._open_alike[_unnumbered(key)] -= 1
+
+    def unheard_of(self, branch: asyncio.Task[Any] | None) -> list[str]:
+        """The keys of calls of which the state cannot tell that the agent saves now, in this branch if in any.
+
+        Those that run, and what else of other branches it cannot have heard of; and those on record that this attempt
+        has not come to yet.
+        """
+        return sorted({*self.open_keys, *self.records.to_come, *self.branches.unheard_of(branch)})
 
     @property
     def open_keys(self) -> Collection[str]:
@@ -281,7 +275,13 @@ class Journal:
             self.has_history = True  # One that is not among those it had made may be one of them, made otherwise.
 
     def go_on_from(self, point: ResumePoint) -> None:
-        """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on."""
+        """The agent goes on from a checkpoint: calls equal to earlier ones are new ones from here on.
+
+        Once: what it has called since is not before it, however often it looks at the checkpoint.
+        """
+        if self._has_gone_on:
+            return
+        self._has_gone_on = True
         self.records.leave_open(point.open_keys)
         self.has_history = self.has_history or bool(point.open_keys)  # Of such a call there may be no record yet.
         self._occurrences.go_on_after([*self.records.use_before(point.at_step), *point.told])
@@ -363,6 +363,7 @@ class Journal:
 
     async def _index_of(self, writing: Awaitable[steps.Written]) -> int:
         index, self.last_seq = await writing
+        self.known_steps = max(self.known_steps, index + 1)
         return index
 
     def _put(
@@ -438,13 +439,6 @@ class Journal:
 
 def _unnumbered(key: str) -> str:
     return key.rpartition("#")[0]
-
-
-def _is_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Whether two calls are the same in what is not recorded. No `==` of a user's object is called."""
-    return len(one) == len(other) and all(
-        a is b or (type(a) is type(b) and type(a) in (str, tuple) and a == b) for a, b in zip(one, other, strict=True)
-    )
 
 
 def _nobody_hears(_error: StoreError) -> None:

@@ -87,11 +87,18 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    tx: Transaction, fence: Fence, state: codec.Packed, *, step_key: str, open_keys: Sequence[str] = ()
+    tx: Transaction,
+    fence: Fence,
+    state: codec.Packed,
+    *,
+    step_key: str,
+    open_keys: Sequence[str] = (),
+    at_step: int | None = None,
 ) -> int:
     """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost.
 
-    `open_keys` are the calls that the agent still waits for: of these the state knows no outcome.
+    `open_keys` are the calls of which the state cannot tell, such as those that the agent still waits for; nor does it
+    know of steps from `at_step` on, where others have recorded some meanwhile.
     """
     check_id(step_key, "step_key", limit=STEP_KEY_BYTES)
     known = tx.one(Q.checkpoint_by_key, id=fence.task_id, step_key=step_key)
@@ -101,18 +108,19 @@ def save_checkpoint(
     if row is None:
         task_ops.refuse(tx, fence, "checkpoint")
     n, seq, number, step_count, message_count, tool_call_id = row
+    at_step = step_count if at_step is None else min(at_step, step_count)
     tx.run(
         Q.insert_checkpoint,
         task=n,
         number=number,
         step_key=step_key,
-        at_step=step_count,
+        at_step=at_step,
         at_message=message_count,
         last_tool_call_id=tool_call_id,
         open_keys=payloads.small(tx, list(open_keys)) if open_keys else None,
         payload=payloads.keep(tx, state),
     )
-    events.emit(tx, n, seq, EventKind.CHECKPOINT_CREATED, {"number": number, "at_step": step_count})
+    events.emit(tx, n, seq, EventKind.CHECKPOINT_CREATED, {"number": number, "at_step": at_step})
     return int(number)
 
 

@@ -1,0 +1,76 @@
+"""Calls that look alike on record: whether a replay could give one the result of another.
+
+Branches come in another order after a crash, since what is on record takes no time; so do the calls of one task that
+acts on whichever branch is ready first. Harm needs two calls that differ in what is not recorded.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from weakref import ref
+
+from perdure.errors import AmbiguousStep
+from perdure.runtime.call import Call
+
+# What can be compared without running code of a user's.
+_PLAIN = (str, bytes, int, float, bool, types.NoneType)
+
+
+class Alike:
+    """Calls with one name and one input, or of one name with one `key=`, inside one call."""
+
+    __slots__ = ("_are_varied", "_what")
+
+    def __init__(self) -> None:
+        self._what: tuple[object, ...] | None = None
+        self._are_varied = False
+
+    def add(self, call: Call, what: Sequence[object], *, are_shared: bool) -> None:
+        """There is another one, which `what` may tell from the others.
+
+        Raises AmbiguousStep where that is not recorded, and calls are made by several asyncio tasks or threads.
+        """
+        if self._what is None:
+            self._what = tuple(map(_weakly, what))
+            return
+        self._are_varied = self._are_varied or not _is_same(self._what, what)
+        if not (self._are_varied and are_shared):
+            return
+        how = "its input is another" if what[0] != self._what[0] else "they may differ in what is not recorded"
+        raise AmbiguousStep(
+            f"{call.name} was called like this before, and {how}. Where several "
+            f"branches or threads make calls, a restart could swap the results: give each call what distinguishes it "
+            f"as an argument, or a key: .options(key=…)",
+            field="key",
+        )
+
+
+def _weakly(value: object) -> object:
+    """A reference that does not keep a big client alive, where there can be one."""
+    if type(value) in _PLAIN or type(value) is tuple:
+        return value
+    try:
+        return ref(value)
+    except TypeError:
+        return value
+
+
+def _present(value: object) -> object:
+    return value() if type(value) is ref else value
+
+
+def _is_same(kept: Sequence[object], others: Sequence[object]) -> bool:
+    if len(kept) != len(others):
+        return False
+    for one, other in zip(map(_present, kept), others, strict=True):
+        if one is other:
+            continue
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, tuple) and isinstance(other, tuple):
+            if not _is_same(one, other):
+                return False
+        elif type(one) not in _PLAIN or one != other:
+            return False
+    return True
