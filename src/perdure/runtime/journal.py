@@ -45,7 +45,7 @@ class Journal:
         self.message_keys: frozenset[str] = frozenset()
         self.may_have_children = False
         self.risk_seen = Risk.parse(claim.task.risk_seen)
-        self.answered = 0
+        self.answered = 0  # calls that have come to their records
         self._until_answer: list[asyncio.Future[None]] = []
         self.last_seq = claim.task.event_seq
         # As the last write of a step left it; unknown once something else of the attempt was written.
@@ -289,16 +289,17 @@ class Journal:
     # -- replay -----------------------------------------------------------------------------
 
     def used(self, key: str) -> None:
-        """A record has answered its call."""
+        """The code has come to this call: its record, if there is one, no longer lies unused."""
+        if self.records.find(key) is not None:
+            self.answered += 1
         self.records.use(key)
-        self.answered += 1
         while self._until_answer:
             waiting = self._until_answer.pop()
             if not waiting.done():
                 waiting.set_result(None)
 
     def next_answer(self) -> asyncio.Future[None]:
-        """Done as soon as another record has answered its call."""
+        """Done as soon as the code has come to another call: fewer records may lie unused then."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until_answer.append(waiting)
         return waiting
