@@ -90,7 +90,7 @@ async def _until_done(
                 running.cancel()
             running.add_done_callback(_close_result)
             if call.is_dangerous:
-                in_flight.leave(place, running, lambda ended: _last_word(call, ended))
+                in_flight.leave(place, running, lambda ended: _last_word(call, step, ended))
     if not is_done:
         raise CutOff(f"{call.name} did not return within {call.timeout_s:g} s")
     if running.cancelled():
@@ -144,7 +144,7 @@ def _close_result(ended: asyncio.Future[Any]) -> None:
             result.close()
 
 
-def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]:
+def _last_word(call: Call, step: NewStep, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]:
     """How a call ended that nobody waits for any more."""
     if ended.cancelled():
         return WordKind.CUT_OFF, b""
@@ -158,7 +158,7 @@ def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]
     except NotSerializable as refused:
         exc = refused
     if isinstance(exc, NotApplied):
-        return WordKind.NOT_CALLED, b""
+        return WordKind.CUT_OFF if step.may_have_happened else WordKind.NOT_CALLED, b""
     if not isinstance(exc, Exception) or isinstance(exc, call.ambiguous):
         return WordKind.CUT_OFF, b""
     return WordKind.FAILED, stand_ins.to_body(stand_ins.describe(exc, secrets=call.secrets))
