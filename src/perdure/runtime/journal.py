@@ -1,7 +1,8 @@
 """The record of one attempt: what was recorded before it, what it adds, and the proof that it may.
 
-Every write carries the fence. A store that can no longer be written to, or a lost lease, ends the attempt by
-cancellation, which agent code cannot mistake for an error of its own.
+Every write to the task carries the fence; the content of an artifact, which is no task's own, does not need it. A store
+that can no longer be written to, or a lost lease, ends the attempt by cancellation, which agent code cannot mistake for
+an error of its own.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Journal:
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a fenced write. A busy store is asked again; any other store error ends the attempt.
+        """Run a write. A busy store is asked again; any other store error ends the attempt.
 
         But for RefusedBySchema: what was to be written is at fault, and whoever gave it is told.
         """
