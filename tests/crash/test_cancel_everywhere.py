@@ -126,10 +126,12 @@ async def outer(name: str, at: int) -> list[Any]:
 
 def play(agent: Any, *arguments: object) -> Record:
     """Play with one permit; the world answers, and nothing may be wrong."""
-    stand_ins: dict[Any, Any] = {_fn(pay): lambda amount: f"paid {amount}", _fn(note): lambda text: f"noted {text}"}
-    stand_ins["slowly"] = slowly  # of a step
+    troupe = Cast(
+        tools={_fn(pay): lambda amount: f"paid {amount}", _fn(note): lambda text: f"noted {text}"},
+        steps={"slowly": slowly},
+    )
     answers = Answers.of({"Which": "this one", pay: "approve"})
-    record = Stage(agent.bind(*arguments).call, troupe=Cast(stand_ins), answers=answers, settings=ONE_PERMIT).run()
+    record = Stage(agent.bind(*arguments).call, troupe=troupe, answers=answers, settings=ONE_PERMIT).run()
     assert record.wrong == ()
     assert record.status == "completed", record.error
     return record

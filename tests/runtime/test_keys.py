@@ -352,6 +352,46 @@ async def test_the_first_new_call_of_a_replay_is_held_until_the_branches_have_co
     assert house.kinds(task).count("question_opened") == 0
 
 
+async def test_a_branch_that_makes_new_calls_holds_up_no_question(house: Theatre, cut: Cut) -> None:
+    amounts = [5]
+
+    @perdure.tool
+    async def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    @perdure.tool(risk="low")
+    async def poll(i: int) -> int:
+        await asyncio.sleep(0.04)
+        return i
+
+    @perdure.agent
+    async def host() -> str:
+        async def buy() -> str:
+            paid = await pay(amounts[-1])
+            await cut.here()
+            return paid
+
+        async def watch() -> None:
+            for i in range(500 if len(house.actors) > 1 else 0):
+                await poll(i)
+
+        paid, _ = await asyncio.gather(buy(), watch())
+        return paid
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await cut.reached.wait()
+    house.kill(first)
+    amounts.append(6)
+    await house.hire(host)
+    question = await house.question(kind="call")
+    polls = len(house.steps(task, "poll"))
+    await question.approve(by="ana")
+
+    assert polls < 10
+    assert await task.result() == "paid 6"
+
+
 async def test_records_under_an_answered_call_count_as_used(house: Theatre, cut: Cut) -> None:
     made: list[str] = []
 

@@ -1,7 +1,10 @@
-"""A call that was harmless when it was cut off, and is declared dangerous by the code that takes the task up."""
+"""A call that was harmless or idempotent when it was cut off, and is declared dangerous by the code that takes the task
+up: what may have happened then is asked of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,3 +81,32 @@ async def test_a_call_that_is_medium_by_now_has_one_token_from_then_on(house: Th
     assert ledger.done == ["act", "act", "act"]
     _, then, later = ledger.tokens
     assert then == later != ""
+
+
+async def test_what_a_second_attempt_has_not_made_the_first_one_may_have(
+    house: Theatre, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = Declared("medium")
+    host = _host(ledger, declared)
+    looks: list[None] = []
+
+    async def until_may_call() -> None:
+        looks.append(None)
+        if len(looks) == 2:  # It holds the call by now, and has not made it.
+            await asyncio.sleep(1e6)
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await ledger.reached.wait()
+    second = await house.hire(host)
+    monkeypatch.setattr(second.worker, "until_may_call", until_may_call)
+    await kill_inside(house, first, ledger)
+    await house.until(lambda: len(looks) == 2)
+    await house.dismiss(second)
+    declared.risk = "high"
+    await house.hire(host)
+    doubt = await house.question()
+
+    assert ledger.done == ["act"]
+    await doubt.resolve(perdure.happened("found"), by="ana")
+    assert await task.result() == "found"

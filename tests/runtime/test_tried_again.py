@@ -403,3 +403,40 @@ async def test_what_a_person_said_of_a_call_inside_stands_when_the_one_around_it
     assert await task.result() == "ordered"
     assert [one.outcome for one in house.steps(task, "pay")] == ["completed"]
     assert paid == [1]
+
+
+async def test_what_the_last_try_says_of_itself_it_does_not_say_of_an_earlier_one(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[None] = []
+    tries: list[None] = []
+    waits = asyncio.Event()
+
+    async def pause(_duration_s: float) -> None:
+        pauses.append(None)
+        if len(pauses) == 2:
+            waits.set()
+            await asyncio.sleep(1e6)
+
+    @perdure.tool(risk="medium", idempotent=True, timeout=1)
+    async def send() -> None:
+        tries.append(None)
+        if len(tries) > 1:
+            raise perdure.NotApplied("no connection")
+        await asyncio.sleep(1e6)  # Whether it happened, nobody knows.
+
+    @perdure.agent
+    async def host() -> str:
+        sending = asyncio.ensure_future(send())
+        await waits.wait()
+        sending.cancel()
+        return "went on"
+
+    actor = await house.hire(host)
+    monkeypatch.setattr(actor.worker, "pause", pause)
+    task = await house.client.start(host)
+    doubt = await house.question()
+    await doubt.resolve(perdure.happened(None), by="ana")
+
+    assert await task.result() == "went on"
+    assert [one.outcome for one in house.steps(task, "send")] == ["completed"]

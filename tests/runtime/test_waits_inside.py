@@ -11,6 +11,7 @@ import pytest
 
 import perdure
 import perdure.sync as psync
+from perdure.runtime.journal import Journal
 from perdure.settings import Settings
 from tests.held_calls import Ledger, kill_inside
 from tests.theatre import Theatre
@@ -380,3 +381,103 @@ async def test_a_tool_that_works_beside_short_waits_comes_to_its_end(house: Thea
 
     assert await house.play(host) == "sent"
     assert ledger.done == ["begun"]
+
+
+@pytest.mark.parametrize("timeout", [None, 1000.0])
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_what_is_sent_goes_to_nobody_whose_call_was_cut_off(
+    house: Theatre, timeout: float | None, retries: int
+) -> None:
+    heard: list[Any] = []
+
+    @perdure.tool(risk="low", timeout=5, retries=retries)
+    def wait_for() -> None:
+        heard.append(psync.receive("x", timeout=timeout))
+
+    @perdure.agent
+    async def host() -> str:
+        with contextlib.suppress(TimeoutError):
+            await perdure.call(wait_for)
+        await perdure.sleep(60)
+        return str(await perdure.receive("x", timeout=100))
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await asyncio.sleep(20)
+    await house.client.send(task.id, "x", "hello")
+
+    assert await task.result() == "hello"
+    assert heard == []
+
+
+async def test_a_delivery_that_is_taken_while_its_call_is_cut_off_is_given_back(
+    house: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+    complete = Journal.complete
+
+    async def slowly(journal: Journal, step: Any, result: Any, **options: Any) -> int:
+        index = await complete(journal, step, result, **options)
+        if result.delivery is not None and not heard:
+            heard.append("taken")
+            await asyncio.sleep(3)  # Its answer comes when the timeout is over.
+        return index
+
+    @perdure.tool(risk="low", timeout=5, retries=0)
+    def wait_for() -> None:
+        heard.append(psync.receive("x"))
+
+    @perdure.agent
+    async def host() -> str:
+        with contextlib.suppress(TimeoutError):
+            await perdure.call(wait_for)
+        return str(await perdure.receive("x", timeout=100))
+
+    monkeypatch.setattr(Journal, "complete", slowly)
+    await house.hire(host)
+    task = await house.client.start(host)
+    await asyncio.sleep(4)
+    await house.client.send(task.id, "x", "hello")
+
+    assert await task.result() == "hello"
+    assert heard == ["taken"]
+
+
+@pytest.mark.parametrize("waits_for", ["timer", "child", "delivery"])
+async def test_a_thread_whose_call_is_cut_off_waits_for_nothing_any_more(house: Theatre, waits_for: str) -> None:
+    ended: list[str] = []
+
+    @perdure.agent
+    async def child() -> None:
+        await perdure.sleep(1e4)
+
+    def wait() -> None:
+        match waits_for:
+            case "timer":
+                psync.sleep(1e4)
+            case "child":
+                psync.call(child)
+            case _:
+                psync.receive("x")
+
+    @perdure.tool(risk="low", timeout=5, retries=0)
+    def hang() -> None:
+        try:
+            wait()
+        except psync.Cancelled as cut:
+            ended.append(str(cut))
+            raise
+
+    @perdure.agent
+    async def host() -> list[str]:
+        with contextlib.suppress(TimeoutError):
+            await perdure.call(hang)
+        await perdure.sleep(10)
+        return ended
+
+    await house.hire(host, child)
+    task = await house.client.start(host)
+    await house.until(lambda: ended)
+
+    assert ended == ["the call around this one has been cut off"]
+    assert not house.row(task).status.is_terminal

@@ -400,6 +400,67 @@ async def test_a_step_needs_a_stand_in_too_and_has_it_by_its_name() -> None:
     assert plays and not paid
 
 
+@dataclass
+class Lookup:
+    """A callable that has no hash."""
+
+    base: str
+
+    async def __call__(self, query: str) -> str:
+        return self.base + query
+
+
+async def test_a_step_may_be_of_a_callable_without_a_hash_and_its_stand_in_too() -> None:
+    @perdure.agent
+    async def reads() -> str:
+        return await perdure.read("look", Lookup("real/"), "q")
+
+    assert (await World().play(reads)).result == "real/q"
+    assert (await World(steps={"look": Lookup("played/")}).play(reads)).result == "played/q"
+
+
+async def test_a_stand_in_of_a_step_is_none_of_a_tool_that_has_the_same_name() -> None:
+    @perdure.agent
+    async def searches() -> list[object]:
+        return [await search("a"), await perdure.read("search", str.upper, "b")]
+
+    played = await World(steps={"search": lambda text: f"played {text}"}).play(searches)
+
+    assert played.result == [["a", "A"], "played b"]
+
+
+class Bank:
+    """What an app's lifespan opens."""
+
+    async def balance(self) -> int:
+        return 7
+
+
+@perdure.tool(risk="low")
+async def balance() -> int:
+    return await perdure.deps(Bank).balance()
+
+
+@perdure.agent
+async def asks_the_bank() -> int:
+    return await balance()
+
+
+@pytest.mark.parametrize("deps", [Bank(), [object(), Bank()], (Bank(),)], ids=["one", "list", "tuple"])
+async def test_a_tool_that_really_runs_finds_what_it_needs_in_the_world(deps: object) -> None:
+    world = World(deps=deps)
+
+    assert (await world.play(asks_the_bank)).result == 7
+    assert all(play.result == 7 for play in await world.crash_everywhere(asks_the_bank))
+
+
+async def test_what_a_tool_needs_and_its_world_has_not_is_named_with_the_fix() -> None:
+    played = await World().play(asks_the_bank)
+
+    assert played.error is not None
+    assert played.error.message == "this world has no Bank for perdure.deps to find: World(deps=Bank(…))"
+
+
 async def test_a_play_is_shown_by_how_it_ended() -> None:
     world = World(tools={refund: lambda order, amount: "r-1"}, answers={"entitled": True, refund: "approve"})
 

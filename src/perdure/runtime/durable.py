@@ -1,6 +1,7 @@
 """Calls that wait for something outside the agent: a child task, a timer, a delivery, a person's answer.
 
-Each waits as a row, so it goes on after a restart, and gives its permit back meanwhile.
+Each waits as a row, so it goes on after a restart, and gives its permit back meanwhile. What a call that was cut off
+has left waiting, in a thread say, waits no more and takes nothing: the agent may be waiting for the very same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perdure import codec
+from perdure import ambient, codec
 from perdure.definitions import AgentCall, bind_arguments, instant_ms, returns
 from perdure.errors import (
     BadDelivery,
@@ -57,6 +58,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
         step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
         child_id = record.child_task_id if record is not None and record.is_open else None
         if child_id is None:
+            ambient.refuse_cut_off()
             new = new_task(agent, key=_child_key(step), secrets=call.secrets)
             attempt.journal.runs_live()
             attempt.journal.may_have_children = True
@@ -70,7 +72,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
                 await live.fail_call(attempt, call, step, refused, begun=False)
             child_id = admitted.tasks[0].id
         await _warn_unmanned(attempt, agent, child_id)
-        await attempt.waits.until(Wait(WaitKind.CHILDREN, (child_id,), key))
+        await attempt.waits.until(Wait(WaitKind.CHILDREN, (child_id,), key), inside=ambient.scope())
         return await _take_outcome(attempt, call, step, child_id)
 
     return await calls.perform(attempt, call, run)
@@ -90,7 +92,8 @@ async def sleep(attempt: Attempt, duration_s: float) -> None:
     ) -> Any:
         step, until = await _begin_until(attempt, call, key=key, record=record, timeout_s=duration_s)
         with until.timer(attempt.journal.store.clock) as over:
-            await attempt.waits.until(Wait(WaitKind.TIMER, (), key, until.wall_ms), or_done=over)
+            wait = Wait(WaitKind.TIMER, (), key, until.wall_ms)
+            await attempt.waits.until(wait, or_done=over, inside=ambient.scope())
         return await live.complete_call(attempt, call, step, None, begun=True)
 
     await calls.perform(attempt, call, run)
@@ -113,6 +116,7 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:
         until: Until | None = None
+        inside = ambient.scope()
         clock = attempt.journal.store.clock
         if timeout_s is None:
             step = attempt.journal.step(call, key=key, body=body, try_number=attempt.journal.try_of(record))
@@ -122,19 +126,21 @@ async def receive(attempt: Attempt, name: str, *, timeout_s: float | None, annot
             begun = True
         while True:
             unread = await attempt.journal.read(messages.oldest_unread, attempt.task.id, name)
+            ambient.refuse_cut_off()
             if unread is not None:
                 try:
                     return await _take_delivery(attempt, call, step, name, unread, begun=begun)
                 except NotFound:
                     continue  # Another receive of this task was faster.
             if until is None:
-                await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key))
+                await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key), inside=inside)
                 continue
             if until.left_ms(clock) == 0:
                 late = TimeoutError(f"nothing was sent under {name!r} within {timeout_s:g} s")
                 await live.fail_call(attempt, call, step, late, begun=begun)
             with until.timer(clock) as over:
-                await attempt.waits.until(Wait(WaitKind.RECEIVE, (name,), key, until.wall_ms), or_done=over)
+                wait = Wait(WaitKind.RECEIVE, (name,), key, until.wall_ms)
+                await attempt.waits.until(wait, or_done=over, inside=inside)
 
     return await calls.perform(attempt, call, run)
 
@@ -155,6 +161,7 @@ async def _take_delivery(
     taking.add_done_callback(heard)
     try:
         await asyncio.shield(taking)
+        ambient.refuse_cut_off()  # Meanwhile, where a thread waits for it, which is not cancelled.
     except asyncio.CancelledError:
         # Of two receives the one that comes second may be cancelled, and loses nothing that it had just taken.
         if not attempt.is_to_end:

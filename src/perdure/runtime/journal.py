@@ -1,7 +1,8 @@
 """The record of one attempt: what was recorded before it, what it adds, and the proof that it may.
 
-Every write carries the fence. A store that can no longer be written to, or a lost lease, ends the attempt by
-cancellation, which agent code cannot mistake for an error of its own.
+Every write to the task carries the fence; the content of an artifact, which is no task's own, does not need it. A store
+that can no longer be written to, or a lost lease, ends the attempt by cancellation, which agent code cannot mistake for
+an error of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Journal:
         self.message_keys: frozenset[str] = frozenset()
         self.may_have_children = False
         self.risk_seen = Risk.parse(claim.task.risk_seen)
-        self.answered = 0
+        self.answered = 0  # calls that have come to their records
         self._until_answer: list[asyncio.Future[None]] = []
         self.last_seq = claim.task.event_seq
         self.known_steps = claim.task.step_count  # so many the task had, as far as this attempt has heard
@@ -87,7 +88,7 @@ class Journal:
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a fenced write. A busy store is asked again; any other store error ends the attempt.
+        """Run a write. A busy store is asked again; any other store error ends the attempt.
 
         But for RefusedBySchema: what was to be written is at fault, and whoever gave it is told.
         """
@@ -289,16 +290,17 @@ class Journal:
     # -- replay -----------------------------------------------------------------------------
 
     def used(self, key: str) -> None:
-        """A record has answered its call."""
+        """The code has come to this call: its record, if there is one, no longer lies unused."""
+        if self.records.find(key) is not None:
+            self.answered += 1
         self.records.use(key)
-        self.answered += 1
         while self._until_answer:
             waiting = self._until_answer.pop()
             if not waiting.done():
                 waiting.set_result(None)
 
     def next_answer(self) -> asyncio.Future[None]:
-        """Done as soon as another record has answered its call."""
+        """Done as soon as the code has come to another call: fewer records may lie unused then."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._until_answer.append(waiting)
         return waiting

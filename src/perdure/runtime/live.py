@@ -7,6 +7,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from msgspec import structs
+
 from perdure import ambient, codec, phrases
 from perdure.errors import (
     BudgetExceeded,
@@ -81,6 +83,7 @@ async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: St
         # Known before it is written: a branch that is cancelled meanwhile leaves it on record all the same.
         attempt.intents[key] = call, step
         if begun:
+            step = structs.replace(step, may_have_happened=True)  # Medium: it runs again, and nobody finds that out.
             await take_over(attempt, step, question_id=None)
         else:
             await _begin(attempt, call, step, question_id=approval_id, counts=counts)
@@ -98,8 +101,7 @@ async def _begin(attempt: Attempt, call: Call, step: steps.NewStep, *, question_
         await attempt.journal.begin(step, question_id=question_id, counts=counts)
     except asyncio.CancelledError:
         if call.is_dangerous:
-            # Its intent may be on record by now; its function has certainly not been called.
-            attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+            _keep_not_called(attempt, step)  # Its intent may be on record by now.
         raise
     except (BudgetExceeded, RefusedBySchema):
         # Nothing was begun; what the others have used meanwhile is seen from here on.
@@ -114,9 +116,7 @@ async def take_over(attempt: Attempt, step: steps.NewStep, *, question_id: str |
     try:
         await attempt.journal.take_over(step, question_id=question_id)
     except asyncio.CancelledError:
-        # It may be this attempt's by now. That the other one's did not happen is known only from high up.
-        if Risk.parse(step.risk) >= Risk.HIGH:
-            attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+        _keep_not_called(attempt, step)  # It may be this attempt's by now.
         raise
     attempt.host.in_flight.forget(attempt.task.id, step.key)
 
@@ -129,7 +129,7 @@ async def until_may_start(attempt: Attempt, step: steps.NewStep) -> None:
         attempt.check()
         ambient.refuse_cut_off()
     except asyncio.CancelledError:
-        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+        _keep_not_called(attempt, step)
         raise
 
 
@@ -270,6 +270,12 @@ def _word(attempt: Attempt, step: steps.NewStep, kind: WordKind, body: bytes = b
     return LastWord(attempt.task.id, step.key, attempt.task.attempt, kind, body)
 
 
+def _keep_not_called(attempt: Attempt, step: steps.NewStep) -> None:
+    """This attempt's try did not happen: so the call did not, unless an earlier one may have."""
+    if not step.may_have_happened:
+        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+
+
 async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told: ambient.Scope, tries: int) -> Any:
     """Run the function; again for errors that another try may mend, as far as its risk allows."""
     retries = retries_of(attempt, call)
@@ -293,6 +299,8 @@ async def _with_retries(attempt: Attempt, call: Call, step: steps.NewStep, told:
             raise
         if not _may_repeat(attempt, call, failed, number, retries):
             raise failed
+        if _is_unclear(call, failed):
+            step = structs.replace(step, may_have_happened=True)
         try:
             await until_again(attempt, call, failed, number, retries)
             if call.is_dangerous:
@@ -355,7 +363,7 @@ def _is_unclear(call: Call, failed: Exception) -> bool:
 
 def _keep_word_of_try(attempt: Attempt, call: Call, step: steps.NewStep, failed: Exception) -> None:
     if isinstance(failed, NotApplied):
-        attempt.host.in_flight.keep(_word(attempt, step, WordKind.NOT_CALLED))
+        _keep_not_called(attempt, step)
     elif not _is_unclear(call, failed):
         body = stand_ins.to_body(stand_ins.describe(failed, secrets=call.secrets))
         attempt.host.in_flight.keep(_word(attempt, step, WordKind.FAILED, body))

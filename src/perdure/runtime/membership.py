@@ -27,12 +27,16 @@ from perdure.runtime.liveness import (
     owner_of,
     whoami,
 )
+from perdure.states import InstanceStatus
 from perdure.store import Store, aio, instances, last_words
 from perdure.store.database import Transaction
 from perdure.store.last_words import LastWord
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+_LEAVE_S = 5.0  # so long a busy store is asked again by a worker that leaves
 
 
 class Membership:
@@ -48,8 +52,8 @@ class Membership:
         attempts: Callable[[], Collection[tuple[str, int]]],
     ) -> None:
         """`attempts` names those that live in this process now: task and number."""
-        self.instance_id = ""
-        self.registration: instances.Registration | None = None
+        self.instance_id = ""  # the last one that stands on record
+        self.registration: instances.Registration | None = None  # None: nothing may be claimed
         self.observer = Observer(store.clock, int(store.settings.lease_s * 1000))
         self._store = store
         self._in_flight = in_flight
@@ -59,7 +63,7 @@ class Membership:
         self._beaten = asyncio.Event()
         self._deadline = Deadline(int(store.settings.lease_s * 1000))
         self._lock = InstanceLock()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], tuple[str, InstanceLock]] = {}
         self._frozen: tuple[int, int] | None = None  # who holds the write lock and stands still, and since when
 
     @property
@@ -68,14 +72,13 @@ class Membership:
         return locks_of(self._store.database.url)
 
     async def register(self, agents: Collection[tuple[str, str]]) -> None:
-        """Join under a new generation, able to run these agents (name, version)."""
+        """Join under a new generation, able to run these agents (name, version). If that fails, nothing has changed."""
         me = whoami()
         started = self._store.clock.boot_ms()
-        self.instance_id = new_instance_id(self._store.clock.now_ms(), self._random)
         registration: instances.Registration = await self._patiently(
             aio.call,
             instances.register,
-            instance_id=self.instance_id,
+            instance_id=new_instance_id(self._store.clock.now_ms(), self._random),
             type=InstanceType.EXECUTOR,
             host=me.host,
             boot_id=me.boot_id,
@@ -83,7 +86,7 @@ class Membership:
             killable=self._killable,
             agents=list(agents),
         )
-        self.registration = registration
+        self.instance_id, self.registration = registration.id, registration
         self._deadline.beat_acknowledged(started)
         self.observer.beat_acknowledged()
         path = self.lock_path
@@ -91,11 +94,13 @@ class Membership:
             self._lock.hold(path, registration.generation, owner=owner_of(self.instance_id, me.boot_id))
 
     async def beat(self, held: Collection[str]) -> instances.Beat:
-        """Prove that this process lives; the answer tells what the database says it owns. Raises StoreClosed where
-        the database's file was taken away, and nobody else sees this any more.
+        """Prove that this process lives; the answer tells what the database says it owns. Not alive is also who has
+        given an identity up and has no other yet. Raises StoreClosed where the database's file was taken away, and
+        nobody else sees this any more.
         """
         self._store.database.check_place()
-        assert self.registration is not None
+        if self.registration is None:
+            return instances.Beat(False, InstanceStatus.CRASHED, ())
         started = self._store.clock.boot_ms()
         beat: instances.Beat = await self._patiently(
             aio.call_softly_once, instances.beat, self.instance_id, generation=self.registration.generation, held=held
@@ -113,42 +118,55 @@ class Membership:
             await self._beaten.wait()
 
     def give_up(self, attempts: Sequence[asyncio.Task[Any]]) -> None:
-        """Others have taken this process for dead. Retire the identity once what ran under it has ended."""
+        """Others have taken this process for dead. Retire the identity once what ran under it has ended.
+
+        Until the next registration there is none; given up once, it is not given up again.
+        """
+        if self.registration is None:
+            return
         log.warning("this worker was declared silent; its tasks belong to others now")
         retiring = asyncio.get_running_loop().create_task(
             self._retire(self.instance_id, self._lock, [*attempts, *self._in_flight.all()])
         )
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
-        self._lock = InstanceLock()
+        self._retiring[retiring] = self.instance_id, self._lock
+        retiring.add_done_callback(self._retiring.pop)
+        self.registration, self._lock = None, InstanceLock()
 
     async def tell_last_words(self) -> None:
         """Put on record how calls have ended that this process does not go on with: nobody will ask it for that."""
-        await self._tell_wanted(self._words_of_the_dead())
+        with suppress(StoreBusy):  # They are told with the next heartbeat.
+            await self._tell_wanted(self._words_of_the_dead(), aio.call)
 
-    async def _tell_wanted(self, words: Sequence[LastWord]) -> None:
+    async def _tell_wanted(self, words: Sequence[LastWord], call: Callable[..., Awaitable[Any]]) -> None:
         # One of a call that another of its threads is still inside is not the last.
         words = [word for word in words if not self._in_flight.holds(word.task_id, word.key)]
         if words and (words := await aio.read(self._store, last_words.wanted, words)):
-            with suppress(StoreBusy):  # They are told with the next heartbeat.
-                await aio.call(self._store, last_words.tell, words)
-                self._in_flight.told(words)
+            await call(self._store, last_words.tell, words)
+            self._in_flight.told(words)
 
     async def leave(self) -> None:
-        """The worker ends. A thread may still be inside a call: then the lock stays held until the process has ended,
+        """The worker ends. A thread may still be inside a call: then the locks stay held until the process has ended,
         for a free one proves death.
         """
+        identities = [(self.instance_id, self._lock), *self._retiring.values()]
         retiring = list(self._retiring)
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
-        with suppress(StoreError):
-            # Attempts that live on in spite of their cancellation begin no call any more: their words stand, too.
-            if self._in_flight.all():
-                await self._tell_wanted(self._in_flight.words())
-            else:
-                await aio.call(self._store, _stop, self.instance_id, self._in_flight.words())
-                self._lock.release()
+        is_inside = bool(self._in_flight.all())
+        # Attempts that live on in spite of their cancellation begin no call any more: their words stand, too.
+        words = self._in_flight.words()
+        try:
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    if is_inside:
+                        await self._tell_wanted(words, aio.call_patiently)
+                    else:
+                        await aio.call_patiently(self._store, _stop, [one for one, _ in identities], words)
+        finally:
+            if not is_inside:  # Also when nobody could be told: then a free lock is all that is left to say it.
+                for _, lock in identities:
+                    lock.release()
 
     async def _patiently(
         self, call: Callable[..., Awaitable[Any]], operation: Callable[..., T], /, *args: Any, **kwargs: Any
@@ -180,11 +198,22 @@ class Membership:
                 end_process(one, me=whoami(), path=path)
 
     async def _retire(self, instance_id: str, lock: InstanceLock, running: Collection[asyncio.Future[Any]]) -> None:
-        """Say that an identity of this process is dead, once nothing runs under it any more."""
+        """Say that an identity of this process is dead, once nothing runs under it any more; until cancelled, again
+        while the store fails: nobody else can say it as long as this process holds the lock.
+        """
         if running:
             await asyncio.wait(running)
-        words = self._words_of_the_dead()
-        await aio.call_patiently(self._store, _stop, instance_id, words)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            words = self._words_of_the_dead()
+            try:
+                await aio.call_patiently(self._store, _stop, [instance_id], words)
+            except StoreError as error:
+                log.warning("%s could not be retired; trying again in %.1f s: %s", instance_id, pause_s, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            else:
+                break
         self._in_flight.told(words)
         lock.release()
 
@@ -194,7 +223,8 @@ class Membership:
         return [word for word in self._in_flight.words() if (word.task_id, word.attempt) not in alive]
 
 
-def _stop(tx: Transaction, instance_id: str, words: Sequence[LastWord]) -> None:
-    # In one commit: whoever sees that the instance is dead also sees what it had to say.
+def _stop(tx: Transaction, instance_ids: Sequence[str], words: Sequence[LastWord]) -> None:
+    # In one commit: whoever sees that an instance is dead also sees what it had to say.
     last_words.tell(tx, words)
-    instances.mark_stopped(tx, instance_id)
+    for instance_id in instance_ids:
+        instances.mark_stopped(tx, instance_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,8 +62,7 @@ async def run_function(attempt: Attempt, call: Call, step: NewStep, scope: ambie
     else:
         running = start_thread(contained_in_thread(call.fn, *call.args, **call.kwargs), context=context, name=call.name)
     result = await _until_done(attempt, call, step, running, until=until)
-    # A function may only hand on a coroutine: a lambda, a partial. The class is asked, for a result may be a proxy.
-    if hasattr(type(result), "__await__"):
+    if _hands_on(result):
         following = loop.create_task(contained(lambda: result), context=context)
         scope.runs_in(following)
         result = await _until_done(attempt, call, step, following, until=until)
@@ -88,9 +88,9 @@ async def _until_done(
             # Whoever called goes away. A thread cannot be cut: it counts as running until it has returned.
             if isinstance(running, asyncio.Task):
                 running.cancel()
-            running.add_done_callback(heard)
+            running.add_done_callback(_close_result)
             if call.is_dangerous:
-                in_flight.leave(place, running, lambda ended: _last_word(call, ended))
+                in_flight.leave(place, running, lambda ended: _last_word(call, step, ended))
     if not is_done:
         raise CutOff(f"{call.name} did not return within {call.timeout_s:g} s")
     if running.cancelled():
@@ -131,11 +131,26 @@ def heard(ended: asyncio.Future[Any]) -> None:
         ended.exception()
 
 
-def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]:
+def _hands_on(result: object) -> bool:
+    """Whether the function has only handed on what is to be awaited, as a lambda or a partial may."""
+    # The class is asked, for a result may be a proxy.
+    return hasattr(type(result), "__await__")
+
+
+def _close_result(ended: asyncio.Future[Any]) -> None:
+    """Nobody waits for this function any more: a coroutine that it hands on does not run."""
+    if not ended.cancelled() and ended.exception() is None and isinstance(result := ended.result(), Coroutine):
+        with suppress(Exception):  # It is somebody else's.
+            result.close()
+
+
+def _last_word(call: Call, step: NewStep, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]:
     """How a call ended that nobody waits for any more."""
     if ended.cancelled():
         return WordKind.CUT_OFF, b""
     exc = ended.exception()
+    if exc is None and _hands_on(ended.result()):
+        return WordKind.CUT_OFF, b""  # What it hands on was to make the call, and has not run to its end.
     try:
         if exc is None:
             body, _ = codec.encode_to_return(ended.result(), annotation=call.annotation)
@@ -143,7 +158,7 @@ def _last_word(call: Call, ended: asyncio.Future[Any]) -> tuple[WordKind, bytes]
     except NotSerializable as refused:
         exc = refused
     if isinstance(exc, NotApplied):
-        return WordKind.NOT_CALLED, b""
+        return WordKind.CUT_OFF if step.may_have_happened else WordKind.NOT_CALLED, b""
     if not isinstance(exc, Exception) or isinstance(exc, call.ambiguous):
         return WordKind.CUT_OFF, b""
     return WordKind.FAILED, stand_ins.to_body(stand_ins.describe(exc, secrets=call.secrets))

@@ -138,6 +138,9 @@ class Worker:
     def _live_attempts(self) -> list[tuple[str, int]]:
         return [(one.task.id, one.task.attempt) for one in self.attempts.values()]
 
+    def _may_claim(self) -> bool:
+        return not self._is_stopping and self._registration is not None
+
     def _generation(self) -> int:
         assert self._member.registration is not None
         return self._member.registration.generation
@@ -256,9 +259,8 @@ class Worker:
         count = 0
         try:
             async with self._ownership:
-                if self._is_stopping:
+                if self._is_stopping or self._registration is None:
                     return 0
-                assert self._registration is not None
                 found = await aio.call_softly(
                     self.store,
                     tasks.claim,
@@ -277,7 +279,7 @@ class Worker:
 
     async def adopt(self, task_id: str) -> bool:
         """Claim one task that was just admitted in this process, if a permit is free."""
-        if self._is_stopping or self._registration is None:
+        if not self._may_claim():
             return False
         task = await aio.read(self.store, tasks.get, task_id)
         if not self.has_agent(task.agent, task.version) or self._permits.reserve(task.lane, 1) == 0:
@@ -285,7 +287,7 @@ class Worker:
         started = 0
         try:
             async with self._ownership:
-                if self._is_stopping:
+                if not self._may_claim():
                     return False
                 claim = await aio.call_softly(
                     self.store, tasks.claim_this, task_id, instance_id=self.instance_id, generation=self._generation()
@@ -416,6 +418,7 @@ class Worker:
                     attempt.stop(Stop.LOST)
                 self._member.give_up([*self._running])
                 await self._member.register(list(self._agents))
+                self._work.set()  # Without a registration nothing was claimed.
                 return False
         owned = {one.execution_id for one in beat.owned}
         for execution_id in held:

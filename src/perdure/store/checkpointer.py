@@ -8,6 +8,7 @@ Its size is a metric.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Protocol
 
@@ -15,6 +16,8 @@ import apsw
 
 from perdure.errors import StoreError
 from perdure.store.writer_lock import WriterLock
+
+log = logging.getLogger(__name__)
 
 _COPY_EVERY_BYTES = 8 << 20
 _CAP_BYTES = 64 << 20
@@ -40,6 +43,7 @@ class Checkpointer:
         self._due = threading.Event()
         self._at_work = threading.Lock()
         self._closing = False
+        self._is_failing = False
         self._connection = connect()
         self._connection.set_busy_timeout(_PATIENCE_MS)
         writer.set_wal_hook(self._committed)
@@ -64,11 +68,11 @@ class Checkpointer:
             with self._at_work:
                 self._lock.take()
                 try:
-                    self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                    self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
                 finally:
                     self._lock.drop()
         except (apsw.Error, StoreError):
-            # A reader needs the log, the disk is full, or a process that holds the lock is frozen. All is in the log.
+            # A reader needs the log, the disk fails, or a process that holds the lock is frozen. All is in the log.
             self._empty_from_bytes = self.log_bytes + _TRY_EVERY_BYTES
 
     def close(self) -> None:
@@ -95,6 +99,21 @@ class Checkpointer:
                 return
             try:
                 with self._at_work:
-                    self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
             except apsw.Error:
-                continue  # Another process is at it, or a reader holds on: it comes round again.
+                continue  # Another process is at it, a reader holds on, or the disk fails: it comes round again.
+
+    def _checkpoint(self, mode: int) -> None:
+        """Copy the log. A disk that is full or fails is told of once, until it works again; raises apsw.Error."""
+        try:
+            self._connection.wal_checkpoint(mode=mode)
+        except (apsw.BusyError, apsw.LockedError):
+            raise
+        except apsw.Error as error:
+            if not self._is_failing:
+                log.warning("the log of the database cannot be copied into its file, and grows: %s", error)
+            self._is_failing = True
+            raise
+        if self._is_failing:
+            log.warning("the log of the database is copied into its file again")
+        self._is_failing = False

@@ -49,6 +49,7 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
     token: str | None = None
     child_task_id: str | None = None
     tool_call_id: str | None = None
+    may_have_happened: bool = False  # of an idempotent call: another attempt, or an earlier try, was inside it
 
 
 class Result(Struct, frozen=True, kw_only=True):

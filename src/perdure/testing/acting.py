@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall
-from perdure.errors import BadInput, StoreClosed
+from perdure.errors import BadInput, NotFound, StoreClosed
 from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
 from perdure.runtime.attempt import Attempt
@@ -24,15 +24,21 @@ from perdure.store.queries import load
 from perdure.testing.ledger import Ledger
 
 I = load("instances")  # noqa: E741  # the aggregate's letter, as elsewhere
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Cast:
-    """Who plays: stand-ins by the tool's own function or by the name of a step, and the agents met so far."""
+    """Who plays: stand-ins for `tools` by their own function and for `steps` by their name, what the app's lifespan
+    would yield, and the agents and tools met so far.
+    """
 
-    stand_ins: Mapping[Any, Callable[..., Any]]
+    tools: Mapping[Callable[..., Any], Callable[..., Any]]
+    steps: Mapping[str, Callable[..., Any]]
+    deps: Sequence[Any] = ()
     agents: dict[tuple[str, str], AgentDefinition] = field(default_factory=dict)
     problems: list[BadInput] = field(default_factory=list)
+    _met: dict[int, Callable[..., Any]] = field(default_factory=dict)  # functions of tools by identity, kept alive
 
     def prepare(self, call: ToolCall, ledger: Ledger) -> ToolCall:
         """The call as it may be made here: nothing of it reaches the real world.
@@ -40,7 +46,8 @@ class Cast:
         Raises BadInput for a tool above low risk that has no stand-in.
         """
         tool = call.definition
-        if tool.fn in self.stand_ins:
+        self._met[id(tool.fn)] = tool.fn
+        if tool.fn in self.tools:
             return replace(call, definition=replace(tool, reconcile=tool.reconcile and ledger.reconcile))
         if tool.risk_of(call.args, call.kwargs) is Risk.LOW:
             return call
@@ -48,8 +55,10 @@ class Cast:
 
     def stand_in(self, call: Call) -> Callable[..., Any] | None:
         """What stands in for a call; None where its own function may run. Raises BadInput for a step that has none."""
-        found = self.stand_ins.get(call.fn) or self.stand_ins.get(call.name)
-        if found is None and call.is_dangerous:  # A tool has been refused before, so this is `step`.
+        if id(call.fn) in self._met:  # A step's function need not be hashable, and a tool may have a step's name.
+            return self.tools.get(call.fn)  # One that needs a stand-in has been refused before.
+        found = self.steps.get(call.name)
+        if found is None and call.is_dangerous:
             raise self.problem(call.name, f"steps={{{call.name!r}: fn}}")
         return found
 
@@ -90,7 +99,7 @@ class ActingWorker(Worker):
     attempt_type = ActingAttempt
 
     def __init__(self, store: Store, *, troupe: Cast, ledger: Ledger, backstage: Store) -> None:
-        super().__init__(store, list(troupe.agents.values()))
+        super().__init__(store, list(troupe.agents.values()), deps=troupe.deps)
         self.cast = troupe
         self.ledger = ledger
         self._backstage = backstage
@@ -99,6 +108,14 @@ class ActingWorker(Worker):
         # A worker that has died loses what it streamed. Here that is what was wanted, and no news.
         with suppress(StoreClosed):
             await super()._write_pulses(packs)
+
+    def dep(self, cls: type[T]) -> T:
+        """What the world has in place of what the app's lifespan opens, by class."""
+        try:
+            return super().dep(cls)
+        except NotFound:
+            name = cls.__name__
+            raise NotFound(f"this world has no {name} for perdure.deps to find: World(deps={name}(…))") from None
 
     def meet(self, agent: AgentDefinition) -> None:
         """Be able to run this agent too."""

@@ -76,9 +76,10 @@ class World:
 
     `tools` gives stand-ins for tools, `steps` for `step` and `read` by their names; what is above low risk and has none
     is refused, what is low really runs. A tool that stands in for itself runs its own function. A stand-in has its
-    effect where it returns. `answers` are found by tool, or by words in the question: "approve" or "deny" for calls, a
-    Verdict for calls in doubt (without one the world answers what it saw), any value for `ask`; NOBODY lets it expire.
-    May be used for many plays.
+    effect where it returns. `deps` is what the app's lifespan would yield for `perdure.deps` to find: an object, or a
+    list or tuple of some; the same in every play. `answers` are found by tool, or by words in the question: "approve"
+    or "deny" for calls, a Verdict for calls in doubt (without one the world answers what it saw), any value for `ask`;
+    NOBODY lets it expire. May be used for many plays.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class World:
         tools: Mapping[Tool[..., Any], Callable[..., Any]] | None = None,
         steps: Mapping[str, Callable[..., Any]] | None = None,
         answers: Mapping[Tool[..., Any] | str, Answer] | None = None,
+        deps: Any = (),
     ) -> None:
-        self._stand_ins: dict[Any, Callable[..., Any]] = {  # by a tool's function or a step's name
-            **{tool_of(tool, "tools").fn: _plain(fn) for tool, fn in (tools or {}).items()},
-            **{check_named(name, fn): _plain(fn) for name, fn in (steps or {}).items()},
-        }
+        self._tools = {tool_of(tool, "tools").fn: _plain(fn) for tool, fn in (tools or {}).items()}
+        self._steps = {check_named(name, fn): _plain(fn) for name, fn in (steps or {}).items()}
+        self._deps = deps if isinstance(deps, list | tuple) else (deps,)
         self._answers = Answers.of(answers or {})
 
     async def play(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Play[R]:
@@ -124,7 +125,7 @@ class World:
         return plays
 
     async def _play(self, call: AgentCall, death: Death | None) -> Record:
-        troupe = Cast(self._stand_ins)
+        troupe = Cast(self._tools, self._steps, self._deps)
         stage = Stage(call, troupe=troupe, answers=self._answers, death=death)
         try:
             record = await start_thread(stage.run, context=contextvars.copy_context(), name="play")
