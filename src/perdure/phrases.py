@@ -107,6 +107,8 @@ def error_of(step: Step) -> Error | None:
 def outcome(step: Step, *, has_task_ended: bool = False) -> str:
     """What became of a recorded call, in a word or two."""
     if step.outcome is None:
+        if step.is_undone:
+            return "did not happen"
         return "in doubt" if step.is_in_doubt else "cut off" if has_task_ended else "not ended"
     if step.outcome == "failed" and step.output is not None:
         error = codec.decode(step.output)

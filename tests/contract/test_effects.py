@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perdure.model.question import QuestionKind
-from perdure.store import effects, ends, last_words, steps
+from perdure.store import effects, ends, last_words, questions, recovery, steps
 from perdure.store.last_words import LastWord, WordKind
-from tests.world import World, done, packed
+from tests.world import RECOVERY_LIMIT, World, done, new_step, packed
 
 
 def test_effects_lists_every_call_that_may_have_changed_the_world(world: World) -> None:
@@ -54,6 +54,42 @@ def test_a_call_without_an_outcome_is_running_until_its_attempt_ends_or_somebody
         (asked.task.id, False),
         (dead.task.id, False),
     ]
+
+
+def test_a_call_that_did_not_happen_and_that_nobody_waits_for_is_no_longer_in_doubt(world: World) -> None:
+    claim = world.start()
+    index = world.begin(claim, "pay", risk="high").step_index
+    asked = world.ask(claim, QuestionKind.STEP_IN_DOUBT, step_key="pay")
+    world.store.call(questions.answer, asked.id, by="ada", value=packed({"verdict": "not_happened", "result": None}))
+    pay = new_step("pay", risk="high")
+
+    left = world.store.call(steps.leave_undone, claim.fence, pay, question_id=asked.id)
+
+    step = world.store.read(steps.by_key, claim.task.id, "pay")
+    assert step is not None
+    assert (left, step.is_open, step.is_in_doubt, step.is_undone) == (index, True, False, True)
+    assert world.store.read(questions.get, asked.id).spent_at == world.clock.now_ms()
+    assert world.store.read(effects.open_list) == []
+    assert world.store.read(effects.left_in_doubt, claim.task) == []
+    assert [one.is_running for one in world.store.read(effects.listing)] == [False]
+
+    world.store.call(steps.begin_again, claim.fence, "pay", 0, question_id=None)
+
+    again = world.store.read(steps.by_key, claim.task.id, "pay")
+    assert again is not None
+    assert (again.is_in_doubt, again.is_undone) == (True, False)
+    assert [one.is_running for one in world.store.read(effects.open_list)] == [True]
+
+
+def test_a_call_known_not_to_have_happened_is_not_asked_about_in_place_of_a_declared_risk(world: World) -> None:
+    claim = world.start(risk="high")
+    world.begin(claim, "pay", risk="high")
+    world.store.call(steps.leave_undone, claim.fence, new_step("pay", risk="high"), question_id=None)
+    world.interrupt(claim)
+
+    decision = world.store.read(recovery.examine, claim.task.id, recovery_limit=RECOVERY_LIMIT)
+
+    assert (decision.rule, decision.evidence["in_doubt"]) == ("declared_risk", [])
 
 
 def test_a_limit_counts_only_the_effects_without_an_outcome(world: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import codec
+from perdure import codec, phrases
 from perdure.errors import BadInput, Error, InvariantError, LeaseLost, NotFound, Refused
 from perdure.model.question import QuestionKind
 from perdure.model.step import Note
@@ -17,7 +17,7 @@ from perdure.states import TASK, TaskStatus
 from perdure.store import Store, effects, ends, questions, steps, task_lists, tasks
 from perdure.store.ends import DEADLINE_EXCEEDED
 from tests.contract.conftest import OpenSecond
-from tests.world import BOOM, World, done, outcome_of, packed, usage_of
+from tests.world import BOOM, World, done, new_step, outcome_of, packed, usage_of
 
 ROUNDS = 200
 
@@ -202,6 +202,37 @@ def test_what_was_said_of_a_call_counts_though_its_task_ends_before_it_is_taken(
     assert [event.seq for event in world.feed(claim.task.id)] == list(range(1, world.task(claim.task.id).event_seq + 1))
     settled = [event.payload["by"] for event in world.feed(claim.task.id) if event.kind == "call_settled"]
     assert settled == ([] if step.outcome is None else ["ana"])
+
+
+def complete_it(world: World, claim: Claim) -> None:
+    world.complete(claim)
+
+
+@pytest.mark.parametrize("end", [complete_it, fail_it, cancel_it, let_it_time_out, cancel_its_parent])
+def test_a_call_that_did_not_happen_has_that_as_its_outcome_once_its_task_ends(
+    world: World, end: Callable[[World, Claim], None]
+) -> None:
+    claim = world.claim(world.spawn(world.start()).id)
+    world.begin(claim, "pay", risk="high")
+    world.store.call(steps.leave_undone, claim.fence, new_step("pay", risk="high"), question_id=None)
+
+    end(world, claim)
+
+    step = world.store.read(steps.by_key, claim.task.id, "pay")
+    assert step is not None
+    assert (step.outcome, phrases.outcome(step)) == ("failed", "did not happen")
+    assert [event.seq for event in world.feed(claim.task.id)] == list(range(1, world.task(claim.task.id).event_seq + 1))
+
+
+def test_a_task_cannot_complete_while_another_call_of_it_is_in_doubt(world: World) -> None:
+    claim = world.start()
+    world.begin(claim, "pay", risk="high")
+    world.begin(claim, "mail", risk="high")
+    world.store.call(steps.leave_undone, claim.fence, new_step("pay", risk="high"), question_id=None)
+
+    refused = world.unchanged_by(world.complete, claim)
+
+    assert isinstance(refused, InvariantError)
 
 
 def test_only_a_call_above_low_risk_of_an_ended_task_is_settled_by_hand(world: World) -> None:

@@ -235,6 +235,9 @@ WRITES: dict[str, Callable[[World, Fence], object]] = {
         steps.complete, fence, new_step("new", kind=StepKind.RECEIVE), done(delivery=1), begun=False
     ),
     "begin again": lambda world, fence: world.store.call(steps.begin_again, fence, "open", 0, question_id=None),
+    "leave undone": lambda world, fence: world.store.call(
+        steps.leave_undone, fence, new_step("open", risk="high"), question_id=None
+    ),
     "note": lambda world, fence: world.store.call(steps.note, fence, [Note("reasoning", b"1")], risk_seen="low"),
     "message": lambda world, fence: world.store.call(messages.append, fence, NewMessage("user", b"1"), step_key="new"),
     "checkpoint": lambda world, fence: world.store.call(messages.save_checkpoint, fence, packed(1), step_key="new"),

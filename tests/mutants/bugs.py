@@ -69,7 +69,7 @@ def tell(tx: Transaction) -> None:
 
 """
 _WRITTEN = "            attempt.outcome = TaskStatus.COMPLETED, None\n"
-_SPEND = "    if question_id is not None:\n        _spend(tx, question_id)\n    return Written(count - 1, seq)\n"
+_SPEND = "    _spend(tx, question_id)\n    return Written(count - 1, seq)\n"
 _RECOVER = "revision = :revision, updated_at = {now}\nWHERE id = :id"
 
 BUGS: Final = (

@@ -82,7 +82,12 @@ class Step(Struct, frozen=True, gc=False):
     @property
     def is_in_doubt(self) -> bool:
         """True for an open step whose effect may have happened and may not be repeated without proof."""
-        return self.is_open and self.risk != "low"
+        return self.is_open and self.risk != "low" and self.retried_at is None
+
+    @property
+    def is_undone(self) -> bool:
+        """True for an open step that is known not to have happened: it is made again should the code come to it."""
+        return self.is_open and self.retried_at is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
                     await drift.hold(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
             try:
-                if record is not None and record.is_open and (record.is_in_doubt or call.is_dangerous):
+                if record is not None and record.is_open and (record.risk != Risk.LOW or call.is_dangerous):
                     return await doubts.settle(attempt, call, record, body)
                 return await run(attempt, call, key=key, body=body, record=record)
             except live.InDoubt as doubt:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from msgspec import structs
 
 from perdure import ambient, codec, phrases
-from perdure.errors import Error, NotApplied, NotSerializable, OutcomeUnknown, ToolError
+from perdure.errors import Error, NotSerializable, OutcomeUnknown, ToolError
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, UNKNOWN, Question, QuestionKind
 from perdure.model.step import Step, StepKind
+from perdure.model.task import Usage
 from perdure.policy.risk import Risk, highest
 from perdure.runtime import answers, live, raised, stand_ins, zombies
 from perdure.runtime.asking import ask_person, described
@@ -87,10 +88,21 @@ async def settle(attempt: Attempt, call: Call, record: Step, body: bytes) -> Any
     if record.attempt == attempt.task.attempt:
         cause = "the call around it was cut off between its start and its outcome"
     matter = _Matter(call, step, record.attempt, record.timestamp, cause)
+    if record.is_undone:
+        return await _settle_undone(attempt, matter)
     if call.key is not None:
         # Name and arguments may have changed since: what is asked about is what was called then.
         matter.was = structs.replace(call, name=record.name, input=await _input_of(attempt, record))
     return await _settle(attempt, matter)
+
+
+async def _settle_undone(attempt: Attempt, matter: _Matter) -> Any:
+    """A call that is known not to have happened, and that no code waited for then."""
+    # Where a person had not waited for proof, its holder may have gone on with it.
+    dead = await zombies.look(attempt, matter.step.key, matter.held_by)
+    if dead is not None and dead.word is not None and dead.word.kind is not WordKind.CUT_OFF:
+        return await _act_on_word(attempt, matter, dead.word, None)
+    return await _run_again(attempt, matter, None)
 
 
 async def settle_fresh(attempt: Attempt, call: Call, cut: live.InDoubt) -> Any:
@@ -223,12 +235,11 @@ async def _record_result(attempt: Attempt, matter: _Matter, value: Any, question
 
 
 async def _run_again(attempt: Attempt, matter: _Matter, question: Question | None) -> Any:
-    """Run a call that did not happen. From here on this attempt holds it, and the answer is used up."""
+    """Run a call that did not happen, if any code waits for it: this attempt holds it then. The answer is used up."""
     call, step = matter.call, matter.step
     if not matter.may_run:
-        await _settle_inside(attempt, step)
-        not_applied = NotApplied("it did not happen")
-        await live.fail_call(attempt, call, step, not_applied, begun=True, question_id=_id(question), is_found_out=True)
+        await _leave_undone(attempt, step, question)
+        return None
     tries = 0
     if matter.error is None:
         _run_failed_anew(attempt, step.key)
@@ -239,6 +250,18 @@ async def _run_again(attempt: Attempt, matter: _Matter, question: Question | Non
     matter.held_by = attempt.task.attempt
     await live.until_may_start(attempt, step)
     return await live.run_begun(attempt, call, step, tries=tries)
+
+
+async def _leave_undone(attempt: Attempt, step: steps.NewStep, question: Question | None) -> None:
+    """Keep that a call did not happen which no code waits for: a later attempt that comes to it makes it, unasked.
+
+    That may be so although this agent has returned: until its task has completed, it may have to run again.
+    """
+    journal = attempt.journal
+    leave = journal.write(steps.leave_undone, journal.fence, step, question_id=_id(question))
+    index = await journal.followed(step.key, leave)
+    journal.records.run_anew(index, now_ms=journal.store.clock.now_ms())
+    attempt.outcome_recorded(step, Usage())
 
 
 async def _until_again(attempt: Attempt, matter: _Matter, error: BaseException, *, is_asked: bool) -> int:
@@ -295,9 +318,10 @@ async def _settle_inside(attempt: Attempt, step: steps.NewStep) -> None:
         if said.kind == HAPPENED:
             await live.complete_call(attempt, call, made, said.result, begun=True, question_id=used, is_found_out=True)
             continue
-        error: Exception = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
         if said.kind == NOT_HAPPENED:
-            error = NotApplied("it did not happen")
+            await _leave_undone(attempt, made, question)
+            continue
+        error = OutcomeUnknown(f"the call around {inner.name} was settled without it", tool=inner.name)
         try:
             await live.fail_call(attempt, call, made, error, begun=True, question_id=used, is_found_out=True)
         except ToolError:

@@ -201,21 +201,23 @@ async def _join_children(attempt: Attempt) -> None:
 async def _settle_doubts(attempt: Attempt) -> None:
     """Find out about every call in doubt: those the agent left, and those on record that it never came to.
 
-    One inside another that is in doubt goes with that one.
+    One inside another that is in doubt goes with that one; but where that did not happen, it may still have.
     """
-    journal, left = attempt.journal, dict(attempt.intents)
-    unreached = {record.key or "": record for record in journal.records.in_doubt() if record.key not in left}
-    if not left and not unreached:
-        return
-    inner = {step.key for key in (*left, *unreached) for step in journal.records.in_doubt_under(key)}
-    async with asyncio.TaskGroup() as group:
-        for key, (call, step) in left.items():
-            if key not in inner:
-                group.create_task(_in_call(attempt, key, partial(doubts.settle_left, attempt, call, step)))
-        for key, record in unreached.items():
-            journal.used(key)
-            if key not in inner:
-                group.create_task(_in_call(attempt, key, partial(doubts.settle_unreached, attempt, record)))
+    journal = attempt.journal
+    while True:
+        left = dict(attempt.intents)
+        unreached = {record.key or "": record for record in journal.records.in_doubt() if record.key not in left}
+        if not left and not unreached:
+            return
+        inner = {step.key for key in (*left, *unreached) for step in journal.records.in_doubt_under(key)}
+        async with asyncio.TaskGroup() as group:
+            for key, (call, step) in left.items():
+                if key not in inner:
+                    group.create_task(_in_call(attempt, key, partial(doubts.settle_left, attempt, call, step)))
+            for key, record in unreached.items():
+                if key not in inner:
+                    journal.used(key)
+                    group.create_task(_in_call(attempt, key, partial(doubts.settle_unreached, attempt, record)))
 
 
 async def _in_call(attempt: Attempt, key: str, settle: Callable[[], Awaitable[None]]) -> None:

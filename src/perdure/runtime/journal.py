@@ -406,7 +406,7 @@ class Journal:
         await self.write(steps.begin_again, self.fence, step.key, step.try_number, question_id=question_id)
         record = self.records.find(step.key)
         if record is not None:  # Found also should the call around it run again.
-            self.records.add(structs.replace(record, attempt=self.task.attempt, timestamp=began_ms))
+            self.records.add(structs.replace(record, attempt=self.task.attempt, timestamp=began_ms, retried_at=None))
 
     def _has_written(self, key: str, done: asyncio.Future[Any]) -> None:
         if self._writing.get(key) is done:

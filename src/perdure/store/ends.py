@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perdure import codec
-from perdure.errors import BadInput, Error, InvariantError, NotFound, OutcomeUnknown, Refused
+from perdure.errors import BadInput, Error, InvariantError, NotApplied, NotFound, OutcomeUnknown, Refused
 from perdure.model.event import EventKind
 from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, QuestionKind
 from perdure.model.step import Note, Step
 from perdure.model.task import Fence, Mode, Task, Wait, WaitKind
-from perdure.policy.retry import ErrorClass
+from perdure.policy.retry import ErrorClass, classify
 from perdure.policy.risk import Risk
 from perdure.states import ATTEMPT, QUESTION, TASK, QuestionStatus, TaskStatus
 from perdure.store import events, payloads, sessions, steps
@@ -37,6 +37,7 @@ DEADLINE_EXCEEDED = "deadline exceeded"
 # The errors of a task that was not resumed. No class of an agent: those have a module in their names.
 NOT_RESUMED = _DENIED, _EXPIRED = ("denied", "expired")
 _OUTCOME_UNKNOWN = f"{OutcomeUnknown.__module__}.{OutcomeUnknown.__qualname__}"
+_NOT_APPLIED = f"{NotApplied.__module__}.{NotApplied.__qualname__}"
 
 
 def complete(
@@ -51,8 +52,6 @@ def complete(
     me = family.me
     if me.execution_id != fence.execution_id or me.generation != fence.generation:
         task_ops.refuse(tx, fence, "complete")
-    if family.has_doubts and tx.all(S.in_doubt, task=me.n, from_index=me.replay_from):
-        raise InvariantError(f"task {me.id} cannot complete while a call of it is in doubt")
     _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None, last=_Last(notes, risk_seen))
 
 
@@ -124,9 +123,28 @@ def settle_call(
     return True
 
 
+def not_applied() -> steps.Result:
+    """The outcome of a call that did not happen, and that nobody makes again."""
+    error = NotApplied("it did not happen")
+    told = Error(_NOT_APPLIED, str(error), classify(error))
+    return steps.Result(completed=False, output=codec.pack(codec.encode(told.to_json())))
+
+
 def _settle_call(
     tx: Transaction, task: Task, step: Step, result: steps.Result, *, by: str | None, reason: str | None
 ) -> None:
+    _end_call(tx, task, step, result)
+    told = {
+        "key": step.key,
+        "try_number": step.try_number,
+        "outcome": steps.outcome_word(result),
+        "by": by or "",
+        "reason": reason or "",
+    }
+    events.emit(tx, task.n, _next_seq(tx, task.id), EventKind.CALL_SETTLED, told)
+
+
+def _end_call(tx: Transaction, task: Task, step: Step, result: steps.Result) -> None:
     ended = tx.one(
         S.end,
         task=task.n,
@@ -142,22 +160,27 @@ def _settle_call(
         cost=step.cost,
     )
     assert ended is not None, step.key
-    told = {
-        "key": step.key,
-        "try_number": step.try_number,
-        "outcome": steps.outcome_word(result),
-        "by": by or "",
-        "reason": reason or "",
-    }
-    events.emit(tx, task.n, _next_seq(tx, task.id), EventKind.CALL_SETTLED, told)
 
 
-def _take_answers(tx: Transaction, task: Task) -> None:
-    """What a person has said of calls in doubt counts, though the task ends before its agent has taken it.
+def _end_calls(tx: Transaction, task: Task, *, completes: bool = False) -> None:
+    """What is known of calls without an outcome becomes their outcome, for the task ends and makes none of them again.
 
-    But for "it did not happen, run it": that is true only once the call's old worker is proven dead.
+    What a person has said counts, though the agent has not taken it. But for "it did not happen, run it" while that has
+    not been acted on: it is true only once the call's old worker is proven dead. Raises InvariantError where a task
+    would complete although a call of it is in doubt.
     """
-    doubts = tx.all(S.in_doubt, task=task.n, from_index=0)
+    left = tx.all(S.left_open, task=task.n)
+    doubts = [row for row in left if not row[3]]
+    if completes and any(index >= task.replay_from for index, *_ in doubts):
+        raise InvariantError(f"task {task.id} cannot complete while a call of it is in doubt")
+    for index, _, _, is_undone in left:
+        if is_undone:
+            _end_call(tx, task, steps.at_index(tx, task.id, index), not_applied())
+    if not completes:
+        _take_answers(tx, task, doubts)
+
+
+def _take_answers(tx: Transaction, task: Task, doubts: Sequence[Row]) -> None:
     if not doubts:
         return
     answered: dict[str, Question] = {}
@@ -165,7 +188,7 @@ def _take_answers(tx: Transaction, task: Task) -> None:
         one = Question.from_row(row)
         if one.kind is QuestionKind.STEP_IN_DOUBT and one.status is QuestionStatus.ANSWERED and one.spent_at is None:
             answered.setdefault(one.step_key, one)  # The newest comes first.
-    for index, name, key, *_ in doubts:
+    for index, name, key, _ in doubts:
         question = answered.get(key)
         result = None if question is None else _as_said(tx, question, tool=name)
         if question is not None and result is not None:
@@ -248,8 +271,8 @@ def _finish(
     if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
         task_ops.refuse(tx, fence, verb)
     revision = sessions.raise_revision(tx, me.root_session_id)
-    if family.has_doubts and error is not None:
-        _take_answers(tx, me)
+    if family.has_doubts:
+        _end_calls(tx, me, completes=error is None)
     if family.has_questions:
         _cancel_questions(tx, me, revision, _ended_by(verb))
     row = tx.one(
@@ -322,7 +345,7 @@ def _end(
 
 def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int) -> bool:
     """End a task that is locked and open. What is told of it later is about its calls: how one ended after it."""
-    _take_answers(tx, task)
+    _end_calls(tx, task)
     _cancel_questions(tx, task, revision, _ended_by(verb))
     row = tx.one(
         Q.end_unfenced,

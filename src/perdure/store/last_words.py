@@ -7,9 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from perdure import codec
-from perdure.errors import Error, NotApplied
 from perdure.model.event import EventKind
-from perdure.policy.retry import classify
 from perdure.states import TaskStatus
 from perdure.store import ends, events, order, steps
 from perdure.store.database import Transaction
@@ -91,12 +89,10 @@ def _settle(tx: Transaction, word: LastWord, step_index: int) -> None:
     """The holder's own word is as good as the outcome that it could not put on record any more."""
     if word.kind is WordKind.CUT_OFF:
         return
-    body = word.body
     if word.kind is WordKind.NOT_CALLED:
-        not_applied = NotApplied("it did not happen")
-        name = f"{NotApplied.__module__}.{NotApplied.__qualname__}"
-        body = codec.encode(Error(name, str(not_applied), classify(not_applied)).to_json())
-    result = steps.Result(completed=word.kind is WordKind.COMPLETED, output=codec.pack(body))
+        result = ends.not_applied()
+    else:
+        result = steps.Result(completed=word.kind is WordKind.COMPLETED, output=codec.pack(word.body))
     ends.settle_call(tx, word.task_id, step_index, result, by="", reason="whoever ran it has told how it ended")
 
 

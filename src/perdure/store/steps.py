@@ -153,8 +153,7 @@ def begin(
     change = _call_change(fence, step, begins=True, seqs=1, records=1)
     n, seq, count, attempt = _prove(tx, fence, change, place=place)
     tx.run(Q.insert, **row_of(tx, n, step, None, attempt=attempt, step_index=count - 1, started_seq=seq))
-    if question_id is not None:
-        _spend(tx, question_id)
+    _spend(tx, question_id)
     return Written(count - 1, seq)
 
 
@@ -189,8 +188,7 @@ def complete(
         index = _end(tx, fence, n, step, result, attempt=attempt, ended_seq=first_seq)
     else:
         tx.run(Q.insert, **row_of(tx, n, step, result, attempt=attempt, step_index=index, started_seq=first_seq))
-    if result.question_id is not None:
-        _spend(tx, result.question_id)
+    _spend(tx, result.question_id)
     if result.event is not None:
         kind, payload = result.event
         events.emit(tx, n, first_seq + own_seqs, kind, payload)
@@ -210,9 +208,22 @@ def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, que
     n, seq, _count = row
     if tx.run(Q.begin_again, task=n, key=key, try_number=try_number, id=fence.task_id) != 1:
         _refuse_ended(fence, key)
-    if question_id is not None:
-        _spend(tx, question_id)
+    _spend(tx, question_id)
     events.emit(tx, n, seq, EventKind.CALL_RUN_AGAIN, {"key": key, "question": question_id or ""})
+
+
+def leave_undone(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None) -> int:
+    """Keep that a call did not happen which no code waits for, and use up the answer that says so. Returns its index.
+
+    Nobody is asked about it any more. Its outcome comes with the end of the task, unless the code of a later attempt
+    comes to it, which makes it. Raises LeaseLost, also when an outcome is on record, and NotFound like `begin_again`.
+    """
+    n, *_ = _prove(tx, fence, _change(fence, seqs=0, records=0, risk_seen=step.risk_seen))
+    row = tx.one(Q.mark_undone, task=n, key=step.key, try_number=step.try_number)
+    if row is None:
+        _refuse_ended(fence, step.key)
+    _spend(tx, question_id)
+    return int(row[0])
 
 
 def raise_risk(tx: Transaction, fence: Fence, step: NewStep) -> None:
@@ -444,9 +455,9 @@ def _refuse_ended(fence: Fence, key: str) -> NoReturn:
     )
 
 
-def _spend(tx: Transaction, question_id: str) -> None:
-    """Use up a question: exactly one step gets its answer."""
-    if tx.run(K.spend, id=question_id) != 1:
+def _spend(tx: Transaction, question_id: str | None) -> None:
+    """Use up a question, if there is one: exactly one step gets its answer."""
+    if question_id is not None and tx.run(K.spend, id=question_id) != 1:
         raise NotFound(f"question {question_id} was used up by another step; nothing was written")
 
 

@@ -27,13 +27,20 @@ RETURNING step_index
 
 -- name: begin_again
 UPDATE steps
-SET attempt = (SELECT t.attempt FROM tasks t WHERE t.id = :id), timestamp = {now}
+SET attempt = (SELECT t.attempt FROM tasks t WHERE t.id = :id), timestamp = {now}, retried_at = NULL
 WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
 
 -- name: raise_risk
 UPDATE steps
 SET risk = :risk, token = :token, reconcilable = :reconcilable
 WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
+
+-- name: mark_undone
+-- It did not happen, and no code waits for it: made again should the code come to it.
+UPDATE steps
+SET retried_at = {now}
+WHERE task = :task AND key = :key AND try_number = :try_number AND outcome IS NULL
+RETURNING step_index
 
 -- name: mark_retried
 UPDATE steps
@@ -75,8 +82,15 @@ LIMIT 1
 -- name: in_doubt
 SELECT s.step_index, s.name, s.key, s.risk, s.reconcilable
 FROM steps s
-WHERE s.task = :task AND s.outcome IS NULL AND s.risk <> 'low'
+WHERE s.task = :task AND s.outcome IS NULL AND s.risk <> 'low' AND s.retried_at IS NULL
     AND s.step_index >= :from_index
+ORDER BY s.step_index
+
+-- name: left_open
+-- The same, and whether each is known not to have happened.
+SELECT s.step_index, s.name, s.key, CASE WHEN s.retried_at IS NULL THEN 0 ELSE 1 END
+FROM steps s
+WHERE s.task = :task AND s.outcome IS NULL AND s.risk <> 'low'
 ORDER BY s.step_index
 
 -- name: last
@@ -96,7 +110,7 @@ LIMIT :limit
 
 -- fragment: runs_now
 -- A live attempt is inside the call: it has no outcome yet, and nobody is asked about it.
-(s.outcome IS NULL AND t.execution_id IS NOT NULL AND t.attempt = s.attempt AND NOT EXISTS (
+(s.outcome IS NULL AND s.retried_at IS NULL AND t.execution_id IS NOT NULL AND t.attempt = s.attempt AND NOT EXISTS (
     SELECT 1
     FROM questions q
     WHERE q.task = t.n AND q.step_key = s.key AND q.status = {status:question.open}
@@ -129,7 +143,7 @@ LIMIT :limit
 SELECT {columns}, t.agent, s.n, CASE WHEN {runs_now} THEN 1 ELSE 0 END
 FROM steps s
 JOIN tasks t ON t.n = s.task
-WHERE s.outcome IS NULL AND s.risk <> 'low' AND s.timestamp + 0 >= :since
+WHERE s.outcome IS NULL AND s.risk <> 'low' AND s.retried_at IS NULL AND s.timestamp + 0 >= :since
     AND (s.timestamp + 0, s.n) > (:after_at, :after_n)
 ORDER BY s.timestamp + 0, s.n
 LIMIT :limit

@@ -177,6 +177,8 @@ CREATE TABLE attempts (
 CREATE INDEX attempts_open ON attempts (instance_id) WHERE ended_at IS NULL;
 
 -- The trace: one append-only sequence per task. A step has a key; a note has none.
+-- `retried_at`: its record answers no more, and the call is made again should the code come to it. It failed, and was
+-- what made the attempt or the call around it fail; or it has no outcome, and is known not to have happened.
 CREATE TABLE steps (
     n {rowid},
     task {int} NOT NULL REFERENCES tasks (n) ON DELETE CASCADE,
