@@ -10,7 +10,9 @@ import types
 from collections.abc import Sequence
 from weakref import ref
 
+from perdure import codec, phrases
 from perdure.errors import AmbiguousStep
+from perdure.model.step import StepKind
 from perdure.runtime.call import Call
 
 # What can be compared without running code of a user's.
@@ -44,6 +46,22 @@ class Alike:
             f"as an argument, or a key: .options(key=…)",
             field="key",
         )
+
+
+def open_already(call: Call) -> AmbiguousStep:
+    """The refusal of a call beside an open one that a replay could not tell from it."""
+    if call.kind is StepKind.ANSWER:
+        asked = codec.mask_text(str(call.input["question"]), call.secrets)
+        return AmbiguousStep(
+            f"the question {phrases.one_line(asked)!r} is open already: after a restart the answers could be swapped. "
+            f"Put what distinguishes the two into the text, or ask one after the other.",
+            field="question",
+        )
+    return AmbiguousStep(
+        f"two calls of {call.name} without input are open at once: after a restart their results could be "
+        f"swapped. Give each a key: .options(key=…)",
+        field="key",
+    )
 
 
 def _weakly(value: object) -> object:

@@ -45,6 +45,11 @@ class Call(Struct, kw_only=True, eq=False):
         """Whether its intent must be on record before it runs."""
         return self.risk is not Risk.LOW
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no second one like it may be open beside it: what each comes to depends on more than is recorded."""
+        return self.tells_apart and (not self.input or self.kind is StepKind.ANSWER)
+
     def hidden(self, body: bytes) -> tuple[object, ...]:
         """What may tell it from its like, and is not recorded: what its function holds, secrets, live objects."""
         live = (one for one in (*self.args, *self.kwargs.values()) if OPAQUE in evidence(one))

@@ -80,7 +80,8 @@ async def ask(question: str, /, *, type: type[T], to: str = "", expires: Duratio
 async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
     """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
 
-    Raises Expired after `expires` seconds, NotInTask outside a task.
+    Raises Expired after `expires` seconds, NotInTask outside a task, and AmbiguousStep where another branch waits for
+    the answer to the same question to the same people: nothing would tell whose answer is whose.
     """
     attempt = _attempt("ask")
     expires_s = None if expires is None else seconds(expires, "expires")

@@ -190,7 +190,6 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
         input={"question": question, "to": to},
         annotation=annotation,
         to=to,
-        tells_apart=False,
     )
 
     async def run(attempt: Attempt, call: Call, *, key: str, body: bytes, record: Step | None) -> Any:

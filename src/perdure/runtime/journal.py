@@ -22,7 +22,7 @@ from perdure.errors import AmbiguousStep, RefusedBySchema, StoreBusy, StoreError
 from perdure.model.step import Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
-from perdure.runtime.alike import Alike
+from perdure.runtime.alike import Alike, open_already
 from perdure.runtime.branches import Branches
 from perdure.runtime.call import Call
 from perdure.store import Store, Transaction, aio, outcomes, steps, traces
@@ -56,7 +56,7 @@ class Journal:
         self._occurrences = Occurrences()
         self._has_gone_on = False
         self.branches = Branches()
-        self._open_alike: dict[str, int] = defaultdict(int)  # calls without input, by their keys but for the number
+        self._open_alike: dict[str, int] = defaultdict(int)  # calls that are `alone`, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
         # By the call around them: who made the first call, whether others make some, and those that look alike.
@@ -178,14 +178,9 @@ class Journal:
 
     def _key_by_input(self, call: Call, digest: str, parent: str) -> str:
         key = call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
-        is_alike = call.tells_apart and not call.input and self._open_alike[_unnumbered(key)] > 0
-        if is_alike and not self._is_known(key):
+        if call.is_alone and self._open_alike[_unnumbered(key)] > 0 and not self._is_known(key):
             self._occurrences.take_back(parent, call.name, digest)
-            raise AmbiguousStep(
-                f"two calls of {call.name} without input are open at once: after a restart their results could be "
-                f"swapped. Give each a key: .options(key=…)",
-                field="key",
-            )
+            raise open_already(call)
         return key
 
     def note_caller(self, caller: object, parent: str) -> None:
@@ -213,7 +208,7 @@ class Journal:
             self.records.open(key, parent)
         if call.key is not None:
             self._open_keyed.setdefault(f"{parent}@{call.key}", {})[key] = (call.name, codec.digest(body))
-        elif not call.input:
+        elif call.is_alone:
             self._open_alike[_unnumbered(key)] += 1
 
     def close(self, call: Call, key: str, *, scope: Scope) -> None:
@@ -230,7 +225,7 @@ class Journal:
             running.set_result(None)
         if call.key is not None:
             self._open_keyed[f"{parent}@{call.key}"].pop(key, None)
-        elif not call.input:
+        elif call.is_alone:
             self._open_alike[_unnumbered(key)] -= 1
 
     def unheard_of(self, branch: asyncio.Task[Any] | None) -> list[str]:

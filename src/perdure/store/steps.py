@@ -215,12 +215,11 @@ def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, que
 def leave_undone(tx: Transaction, fence: Fence, step: NewStep, *, question_id: str | None) -> int:
     """Keep that a call did not happen which no code waits for, and use up the answer that says so. Returns its index.
 
-    Nobody is asked about it any more. Its outcome comes with the end of the task, unless the code of a later attempt
-    comes to it, which makes it. Raises LeaseLost, also when an outcome is on record, and NotFound like `begin_again`.
+    Nobody is asked any more: code that comes to it makes it, else that is its outcome when the task ends. Raises as
+    `begin_again` does.
     """
     n, *_ = _prove(tx, fence, _change(fence, seqs=0, records=0, risk_seen=step.risk_seen))
-    row = tx.one(Q.mark_undone, task=n, key=step.key, try_number=step.try_number)
-    if row is None:
+    if (row := tx.one(Q.mark_undone, task=n, key=step.key, try_number=step.try_number)) is None:
         _refuse_ended(fence, step.key)
     _spend(tx, question_id)
     return int(row[0])

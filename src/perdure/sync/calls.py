@@ -226,7 +226,8 @@ def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | No
 def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
     """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
 
-    Raises Expired after `expires` seconds, NotInTask outside a task.
+    Raises Expired after `expires` seconds, NotInTask outside a task, and AmbiguousStep where another branch waits for
+    the answer to the same question to the same people: nothing would tell whose answer is whose.
     """
     return wait(lambda: context.ask(question, type=type, to=to, expires=expires), name="ask")
 
