@@ -80,7 +80,7 @@ current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)  #
 
 
 # What a branch has called so far, that is code of a scope in an asyncio task beside the one that runs it.
-_branch: ContextVar[tuple[Scope, bytes, bytes] | None] = ContextVar("perdure_branch", default=None)
+_branch: ContextVar[tuple[Scope, bytes] | None] = ContextVar("perdure_branch", default=None)
 _FRESH = b"branch"
 
 
@@ -93,13 +93,13 @@ def branch(scope: Scope, task: asyncio.Task[Any] | None) -> bytes | None:
 
 
 def go_on(scope: Scope, before: bytes, told: bytes) -> None:
-    """The running branch has called this, too; so have those that it begins from here on.
+    """The running branch has called this, too; so have those that it begins from here on."""
+    _branch.set((scope, hashlib.blake2b(before + told, digest_size=8).digest()))
 
-    The same once more changes nothing: it may be a try after one that was cut off, which a record would have answered.
-    """
-    known, last = _branch.get(), hashlib.blake2b(told, digest_size=8).digest()
-    if known is None or known[0] is not scope or known[2] != last:
-        _branch.set((scope, hashlib.blake2b(before + last, digest_size=8).digest(), last))
+
+def go_back(scope: Scope, before: bytes) -> None:
+    """What the running branch called last was cut off and leaves no record: a replay does not come to it."""
+    _branch.set((scope, before))
 
 
 def scope() -> Scope | None:

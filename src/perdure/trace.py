@@ -157,6 +157,9 @@ class Records:
         self._nesting = Nesting()
         self._was_open: frozenset[str] = frozenset()  # at the checkpoint from which the agent goes on
         self._to_come: set[str] = set()  # of these, what no call has come to so far
+        self._at_step = 0  # of that checkpoint
+        # Dangerous calls before it that it may not stand for, by name and input.
+        self._unsure: dict[str, dict[str, Step]] = defaultdict(dict)
         for step in steps:
             if step.key is None or step.step_index < replay_from:
                 continue
@@ -177,6 +180,15 @@ class Records:
     def open(self, key: str, parent: str) -> None:
         """A call is made inside another. Of the two neither may have a record yet."""
         self._nesting.open(key, parent)
+
+    def unsure_like(self, key: str) -> Mapping[str, Step]:
+        """Records of equal dangerous calls of which the checkpoint may not tell."""
+        return self._unsure.get(_without_place(key), {})
+
+    def is_another(self, key: str) -> None:
+        """A person has said that this call may run: it is none of those that were unsure."""
+        if found := self._unsure.get(_without_place(key)):
+            found.popitem()
 
     def run_anew(self, step_index: int, *, now_ms: int) -> None:
         """The record no longer answers: its error is what made the call around it fail, which runs again."""
@@ -230,6 +242,8 @@ class Records:
         unless it is the very same call: of workers on one queue another one may have it now.
         """
         found = dict(self._unused.get((scope_under(parent), name), {}))
+        if is_dangerous:
+            found |= self.unsure_like(key)
         elsewhere = self._unused_above_low.get(name) if is_dangerous else None
         if elsewhere:
             owners = self._nesting.owners((*self._by_key, *open_keys))
@@ -240,9 +254,9 @@ class Records:
                     found[other] = step
         return [self._by_key[key] for key in found]  # As they are by now.
 
-    def has_unused_like(self, name: str, *, parent: str, is_dangerous: bool) -> bool:
+    def has_unused_like(self, name: str, *, key: str, parent: str, is_dangerous: bool) -> bool:
         """Whether there may be any."""
-        if is_dangerous and self._unused_above_low.get(name):
+        if is_dangerous and (self._unused_above_low.get(name) or self._unsure.get(_without_place(key))):
             return True
         return bool(self._unused) and bool(self._unused.get((scope_under(parent), name)))
 
@@ -268,15 +282,26 @@ class Records:
     @property
     def to_come(self) -> Collection[str]:
         """Calls at the top that have not been made again yet: on record, or open at that checkpoint."""
-        unused = (key for (scope, _), found in self._unused.items() if scope == "" for key in found)
-        return {*self._to_come, *unused}
+        unused = (step for (scope, _), found in self._unused.items() if scope == "" for step in found.values())
+        return {*self._to_come, *(step.key or "" for step in unused if step.step_index >= self._at_step)}
 
-    def use_before(self, step_index: int) -> list[str]:
+    def has_dangerous_inside(self, key: str) -> bool:
+        """Whether a call above low risk was made inside this one, at any depth."""
+        found = (self._by_key.get(inner) for inner in self._nesting.all_inside(key))
+        return not self._nesting.is_flat and any(step is not None and step.risk != Risk.LOW for step in found)
+
+    def use_before(self, step_index: int, *, unsure: frozenset[str] = frozenset()) -> list[str]:
         """The agent goes on from a checkpoint: what was recorded before it is not asked for again.
 
         Returns the keys of what was made before, also of calls that left no record. What was open then is not among
-        them: it and what was made inside it are found again.
+        them: it and what was made inside it are found again. A dangerous call equal to one that was `unsure`, or was
+        made inside one, is a sign of drift once.
         """
+        self._at_step = step_index
+        for key in {*unsure, *(inner for one in unsure for inner in self._nesting.all_inside(one))}:
+            step = self._by_key.get(key)
+            if step is not None and step.risk != Risk.LOW and step.step_index < step_index:
+                self._unsure[_without_place(key)][key] = step
         still = self._was_open.union(*(self._nesting.all_inside(key) for key in self._was_open))
         before = [key for key, step in self._by_key.items() if step.step_index < step_index and key not in still]
         for key in before:

@@ -315,7 +315,8 @@ async def test_what_a_branch_that_goes_on_has_called_is_found_again(house: Theat
     assert house.kinds(task).count("question_opened") == 0
 
 
-async def test_what_a_branch_has_called_that_ended_beside_the_one_that_saves_is_found_again(house: Theatre) -> None:
+@pytest.mark.parametrize("payer", ["a branch", "the agent", "inside a tool"])
+async def test_a_call_equal_to_one_of_which_the_state_may_not_tell_is_asked_about(house: Theatre, payer: str) -> None:
     paid: list[str] = []
 
     @perdure.tool
@@ -323,30 +324,72 @@ async def test_what_a_branch_has_called_that_ended_beside_the_one_that_saves_is_
         paid.append(what)
         return f"paid {what}"
 
-    async def rounds(first: int) -> None:
+    @perdure.tool(risk="low")
+    async def order(what: str) -> str:
+        return await pay(what)
+
+    async def saving() -> None:
+        first: int = await perdure.last_checkpoint() or 0
         for number in range(first, 6):
             await asyncio.gather(pay("a stamp"), asyncio.sleep(1))  # Of these the state tells.
             await perdure.checkpoint(number + 1)
 
+    async def paying() -> str:
+        await asyncio.sleep(0.5)
+        return await (order("rent") if payer == "inside a tool" else pay("rent"))
+
     @perdure.agent
     async def host() -> list[Any]:
-        async def saving() -> None:
-            await rounds(await perdure.last_checkpoint() or 0)
-
-        async def paying() -> str:
-            await asyncio.sleep(0.5)
-            return await pay("rent")
-
-        return list(await asyncio.gather(saving(), paying()))
+        if payer == "the agent":
+            beside = asyncio.create_task(saving())
+            paid_by_itself = await paying()
+            await beside
+            return [paid_by_itself, None]
+        return list(await asyncio.gather(paying(), saving()))
 
     task = await house.client.start(host)
     actor = await house.hire(host)
     await house.until(lambda: house.row(task).checkpoint == 3)
     house.kill(actor)
     await house.hire(host)
+    question = await house.question()
+    assert 'may pay(what="rent") run? It equals step' in question.text
+    assert paid.count("rent") == 1
+    await question.approve(by="ana")
 
-    assert await task.result() == [None, "paid rent"]
-    assert sorted(paid) == [*["a stamp"] * 6, "rent"]
+    assert await task.result() == ["paid rent", None]
+    assert sorted(paid) == [*["a stamp"] * 6, "rent", "rent"]
+    assert house.kinds(task).count("question_opened") == 1
+
+
+@pytest.mark.parametrize("fan_out", ["gather", "in a branch"])
+async def test_rounds_that_call_the_same_in_branches_are_not_asked_about(house: Theatre, fan_out: str) -> None:
+    paid: list[str] = []
+
+    @perdure.tool
+    async def pay(what: str) -> str:
+        paid.append(what)
+        return what
+
+    @perdure.agent
+    async def host() -> None:
+        async def rounds() -> None:
+            for number in range(await perdure.last_checkpoint() or 0, 4):
+                await asyncio.gather(pay("a"), pay("b"), asyncio.sleep(1))
+                await perdure.checkpoint(number + 1)
+
+        await (rounds() if fan_out == "gather" else asyncio.gather(rounds()))
+
+    task = await house.client.start(host)
+    for number in (1, 3):
+        actor = await house.hire(host)
+        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
+        house.kill(actor)
+    await house.hire(host)
+
+    await task.result()
+    assert sorted(paid) == ["a"] * 4 + ["b"] * 4
+    assert house.kinds(task).count("question_opened") == 0
 
 
 async def test_a_call_recorded_after_a_checkpoint_is_found_again_after_the_next_restart_too(house: Theatre) -> None:

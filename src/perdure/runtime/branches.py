@@ -1,8 +1,8 @@
-"""Branches of an agent, and which of their calls a checkpoint cannot stand for.
+"""What the state that an agent saves cannot tell of: calls made in branches beside whoever saves it.
 
 A branch is an asyncio task beside the one that runs the agent. After a restart an agent that goes on from a checkpoint
-begins its branches anew, and they come again to what they had called: unless the state that was saved knows of it,
-that must be found again instead of being made a second time.
+begins its branches anew, and they come again to what they had called. Of a branch that still went on, that is to be
+found again. Where nobody knows whether the state tells of a call, a dangerous one that is equal is asked about.
 """
 
 from __future__ import annotations
@@ -10,62 +10,108 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 from weakref import ref
+
+
+class Beside(NamedTuple):
+    """Keys of calls at the top, as they stand to a state that is saved now."""
+
+    going_on: list[str]  # of branches that are not at their end
+    unsure: list[str]  # whether the state tells of them, nobody knows
 
 
 class _Branch:
     """One asyncio task, the branch that began it as far as that is known, and the keys of its calls."""
 
-    __slots__ = ("__weakref__", "keys", "of", "parent", "task")
+    __slots__ = ("keys", "of", "parent", "saves", "task")
 
-    def __init__(self, of: Branches, task: asyncio.Task[object], parent: _Branch | None) -> None:
-        self.of, self.task, self.parent = of, ref(task), parent
+    def __init__(self, of: Branches, task: asyncio.Task[object] | None, parent: _Branch | None) -> None:
+        self.of, self.parent = of, parent
+        self.task = None if task is None else ref(task)
         self.keys: list[str] = []
+        self.saves = False  # states of its own
 
     @property
-    def has_ended(self) -> bool:
-        task = self.task()
-        return task is None or task.done()
+    def goes_on(self) -> bool:
+        """Whether it, or a branch that it was begun in, is not at its end."""
+        return any(_is_under_way(one) for one in self.line())
 
-    def all_around(self) -> Iterator[_Branch]:
-        """The branches it was begun in, the next first."""
-        around = self.parent
-        while around is not None:
-            yield around
-            around = around.parent
+    def line(self) -> Iterator[_Branch]:
+        """It, and the branches it was begun in, the next first."""
+        one: _Branch | None = self
+        while one is not None:
+            yield one
+            one = one.parent
 
 
-# The branch whose code this is; one that has called nothing yet is not known, and its code is seen as its parent's.
+# The branch whose code this is. One that has called nothing yet is not known, and its code is taken for its parent's.
 _here: ContextVar[_Branch | None] = ContextVar("perdure_here", default=None)
+# So many calls the agent's own task had made when this code's branch began.
+_heard_of: ContextVar[tuple[Branches, int] | None] = ContextVar("perdure_heard_of", default=None)
 
 
 class Branches:
-    """The branches of one attempt's agent that have called something."""
+    """The branches of one attempt's agent, and what they have called that is not harmless to call again."""
 
     def __init__(self) -> None:
+        self._main = _Branch(self, None, None)
+        self._made_by_main = 0
         self._known: list[_Branch] = []
 
-    def enter(self, task: asyncio.Task[object]) -> _Branch:
-        """The running branch, that is `task`."""
+    def enter(self, task: asyncio.Task[object] | None) -> _Branch:
+        """The running branch, that is `task`; None: the agent's own task."""
+        if task is None:
+            return self._main
         here = _here.get()
         if here is not None and here.of is not self:
             here = None
-        if here is None or here.task() is not task:
+        if here is None or here.task is None or here.task() is not task:
             here = _Branch(self, task, here)
             self._known.append(here)
             _here.set(here)
         return here
 
-    def unheard_of(self, saver: asyncio.Task[object] | None) -> list[str]:
-        """Keys of what the state cannot tell of that the branch `saver` saves, or the agent's own task (None).
+    def note(self, task: asyncio.Task[object] | None, key: str) -> None:
+        """The branch, or the agent's own task, has made a call."""
+        here = self.enter(task)
+        here.keys.append(key)
+        if here is self._main:
+            self._made_by_main += 1
+            _heard_of.set((self, self._made_by_main))
 
-        Of a branch that goes on, whatever it has called. Of one that has ended the agent's own task knows what came of
-        it, and so does the branch that had begun it; no other does. What was called before a branch began, it knows.
+    def beside(self, saver: asyncio.Task[object] | None) -> Beside:
+        """What the state cannot tell of that is saved now, in the branch `saver` or the agent's own task (None).
+
+        The agent's own task is taken to know of branches that have ended; a branch of those that it had begun, and of
+        what the agent's own task had called before. What a branch has called that saves states, too, may stand in a
+        state that they share. Each call of which nobody can be sure is told of once; what goes on, each time.
         """
-        if saver is None:
-            self._known = [one for one in self._known if not one.has_ended]
-            return [key for one in self._known for key in one.keys]
         here = self.enter(saver)
-        known = {here, *here.all_around()}
-        others = (one for one in self._known if one not in known)
-        return [key for one in others if not (one.has_ended and here in one.all_around()) for key in one.keys]
+        here.saves = True
+        here.keys.clear()
+        found = Beside([], [])
+        if here is not self._main:
+            heard_of = len(self._main.keys) - (self._made_by_main - self._heard_of_main())
+            found.unsure.extend(self._main.keys[max(heard_of, 0) :])
+        self._main.keys.clear()
+        for one in self._known:
+            if one is here or (here in one.line() and not _is_under_way(one)):
+                one.keys.clear()
+            elif one.goes_on and not one.saves:
+                found.going_on.extend(one.keys)
+            else:
+                if here is not self._main or one.goes_on:
+                    found.unsure.extend(one.keys)
+                one.keys.clear()
+        self._known = [one for one in self._known if one.keys or one.goes_on]
+        return found
+
+    def _heard_of_main(self) -> int:
+        known = _heard_of.get()
+        return known[1] if known is not None and known[0] is self else 0
+
+
+def _is_under_way(branch: _Branch) -> bool:
+    task = None if branch.task is None else branch.task()
+    return task is not None and not task.done()

@@ -117,10 +117,11 @@ def name_of(fn: Callable[..., Any]) -> str:
 def _held(fn: Callable[..., Any]) -> Iterator[object]:
     """What a function is made of beside its name: what it is bound to, or has closed over."""
     if isinstance(fn, functools.partial):
-        yield from (*_held(fn.func), *fn.args, *fn.keywords.values())
+        yield from (*_held(fn.func), *fn.args, *fn.keywords, *fn.keywords.values())
         return
     if type(fn) is not types.FunctionType:
         yield getattr(fn, "__self__", fn)
+        yield getattr(fn, "__func__", None)
         return
     yield fn.__code__
     yield from fn.__defaults__ or ()

@@ -60,10 +60,10 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         journal.note_caller(attempt.caller(task), parent)
         scope.main_has_called = scope.main_has_called or branch is None
     key = journal.key_of(call, body, parent=parent, branch=branch)
-    if branch is not None and task is not None:
+    if branch is not None:
         ambient.go_on(scope, branch, call.name.encode() + (body if call.key is None else call.key.encode()))
         if parent == ROOT:
-            journal.branches.enter(task).keys.append(key)
+            journal.branches.enter(task)
     while journal.is_running(key):
         journal.used(key)  # Its record has been asked for, whatever that comes to.
         await attempt.waits.until_known(parent, journal.until_known(key))
@@ -72,6 +72,8 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     record = journal.records.find(key)
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
+        if parent == ROOT:
+            journal.note_made(call, key, task if branch is not None else None)
         return answer(attempt, call, record)
     # Pairs of calls, and not contexts made of generators: those took a tenth of all the time that a step takes.
     waits = attempt.waits
@@ -86,7 +88,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
                 await waits.until_running()
             if journal.has_history:
                 if record is None and journal.records.has_unused_like(
-                    call.name, parent=parent, is_dangerous=call.is_dangerous
+                    call.name, key=key, parent=parent, is_dangerous=call.is_dangerous
                 ):
                     await drift.hold(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)
@@ -97,9 +99,15 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             except live.InDoubt as doubt:
                 cut = doubt
             return await _settle_cut(attempt, call, cut)
+        except asyncio.CancelledError:
+            if branch is not None and not call.is_dangerous:
+                ambient.go_back(scope, branch)
+            raise
         finally:
             waits.end_call(key, opened)
             journal.close(call, key, scope=scope)
+            if parent == ROOT:
+                journal.note_made(call, key, task if branch is not None else None)
     finally:
         attempt.close_call(call)
 

@@ -11,6 +11,7 @@ import uuid as _uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from numbers import Number
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -26,7 +27,7 @@ from perdure.model.task import MOST_USED
 from perdure.policy.budget import Budget
 from perdure.runtime import calls, durable
 from perdure.runtime.call import Call
-from perdure.runtime.verbs import call, here, model, read, step
+from perdure.runtime.verbs import call, enter_branch, here, model, read, step
 from perdure.store import artifacts, messages, steps
 from perdure.store.sessions import check_id, need_text
 from perdure.trace import ROOT
@@ -168,10 +169,9 @@ async def checkpoint(state: Any, /) -> None:
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(codec.encode(state))
     journal = attempt.journal
-    open_keys, steps = journal.unheard_of(_running_branch()), journal.known_steps
-    await journal.write(
-        messages.save_checkpoint, journal.fence, packed, step_key=key, open_keys=open_keys, at_step=steps
-    )
+    open_keys, unsure_keys = journal.beside(enter_branch())
+    save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure_keys=unsure_keys)
+    await journal.write(save, journal.fence, packed, at_step=journal.known_steps)
 
 
 async def last_checkpoint() -> Any:
@@ -186,8 +186,7 @@ async def last_checkpoint() -> Any:
         return None
     await _refuse_ended(attempt)
     _refuse_inside_call("last_checkpoint")
-    if (branch := _running_branch()) is not None:
-        attempt.journal.branches.enter(branch)  # So that those it begins are known as its own.
+    enter_branch()  # What it begins is known as its own.
     if attempt.task.checkpoint is None:
         return None
     point = await attempt.journal.read(messages.resume_point, attempt.task.id, attempt.task.checkpoint)
@@ -261,12 +260,6 @@ def _refuse_cut_off() -> None:
     scope = ambient.scope()
     if scope is not None and scope.is_cut_off:
         raise asyncio.CancelledError(ambient.CUT_OFF) if scope.runner.is_on_loop else Cancelled(ambient.CUT_OFF)
-
-
-def _running_branch() -> asyncio.Task[Any] | None:
-    """The present asyncio task, unless it is the one that runs the agent."""
-    task = asyncio.current_task()
-    return None if ambient.branch(ambient.require("checkpoint"), task) is None else task
 
 
 def _refuse_inside_call(what: str) -> None:

@@ -50,6 +50,8 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
     recorded = ", ".join(f"step {step.step_index}" for step in unused[:5])
     known = "; ".join([await journal.read(_written, step) for step in unused[:3]])
     why = f"The code now makes a call that is not on record, while {recorded} lies unused: {known}."
+    if journal.records.unsure_like(key):
+        why = f"It equals {recorded}, made beside whatever saved the last checkpoint: this may be the same call again."
     if attempt.definition.drift == "error":
         raise attempt.remember(Drift(why), -1, call.risk)
     step = journal.step(call, key=key, body=body, token=journal.token_for(None))
@@ -84,6 +86,7 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
         raise
     if asking.done():
         attempt.allowed[step.key] = asking.result().id
+        journal.records.is_another(step.key)
         return
     asking.cancel(_FOUND)
     await asyncio.wait({asking})

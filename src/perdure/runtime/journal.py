@@ -19,16 +19,18 @@ from msgspec import structs
 from perdure import codec
 from perdure.ambient import Scope
 from perdure.errors import AmbiguousStep, RefusedBySchema, StoreBusy, StoreError
-from perdure.model.step import Step
+from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.alike import Alike, open_already
-from perdure.runtime.branches import Branches
+from perdure.runtime.branches import Beside, Branches
 from perdure.runtime.call import Call
 from perdure.store import Store, Transaction, aio, outcomes, steps, traces
 from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
+
+_TAKING = (StepKind.CHILD, StepKind.RECEIVE, StepKind.ANSWER)  # what they have come to, nothing else comes to
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -228,13 +230,18 @@ class Journal:
         elif call.is_alone:
             self._open_alike[_unnumbered(key)] -= 1
 
-    def unheard_of(self, branch: asyncio.Task[Any] | None) -> list[str]:
+    def beside(self, branch: asyncio.Task[Any] | None) -> Beside:
         """The keys of calls of which the state cannot tell that the agent saves now, in this branch if in any.
 
-        Those that run, and what else of other branches it cannot have heard of; and those on record that this attempt
-        has not come to yet.
+        To those of other branches come the calls that run, and those on record that this attempt has not come to yet.
         """
-        return sorted({*self.open_keys, *self.records.to_come, *self.branches.unheard_of(branch)})
+        going_on, unsure = self.branches.beside(branch)
+        return Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), sorted({*unsure}))
+
+    def note_made(self, call: Call, key: str, branch: asyncio.Task[Any] | None) -> None:
+        """A call at the top has come to its end: one that is not harmless to make again."""
+        if call.is_dangerous or call.kind in _TAKING or self.records.has_dangerous_inside(key):
+            self.branches.note(branch, key)
 
     @property
     def open_keys(self) -> Collection[str]:
@@ -280,7 +287,8 @@ class Journal:
         self._has_gone_on = True
         self.records.leave_open(point.open_keys)
         self.has_history = self.has_history or bool(point.open_keys)  # Of such a call there may be no record yet.
-        self._occurrences.go_on_after([*self.records.use_before(point.at_step), *point.told])
+        before = self.records.use_before(point.at_step, unsure=point.unsure_keys)
+        self._occurrences.go_on_after([*before, *point.told])
 
     # -- replay -----------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from perdure.runtime.call import from_function, name_of
 from perdure.runtime.threads import run_plainly
 from perdure.runtime.waits import gather_group
 from perdure.store.sessions import need_text
+from perdure.trace import ROOT
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
@@ -34,6 +35,15 @@ def here() -> Attempt | None:
     """The attempt around the running code, or None outside a task."""
     scope = ambient.scope()
     return None if scope is None else cast("Attempt", scope.runner)
+
+
+def enter_branch() -> asyncio.Task[Any] | None:
+    """The branch of the agent whose code this is, known from here on as what begins others; None outside branches."""
+    scope, task = ambient.scope(), asyncio.current_task()
+    if scope is None or scope.parent_key != ROOT or ambient.branch(scope, task) is None:
+        return None
+    cast("Attempt", scope.runner).journal.branches.enter(task)
+    return task
 
 
 def refuse_lost(name: str, risk: Risk) -> None:
@@ -162,6 +172,7 @@ async def gather(*aws: Awaitable[Any] | Bound[Any], return_exceptions: bool = Fa
     stand among the results. A branch that was cancelled has failed by CancelledError: then it is a BaseExceptionGroup.
     """
     check_calls(aws)
+    enter_branch()
     group = object()
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Future[Any]] = []

@@ -31,9 +31,11 @@ LIMIT :limit
 
 -- name: insert_checkpoint
 INSERT INTO checkpoints (
-    task, number, step_key, at_step, at_message, last_tool_call_id, open_keys, payload, created_at
+    task, number, step_key, at_step, at_message, last_tool_call_id, open_keys, unsure_keys, payload, created_at
 )
-VALUES (:task, :number, :step_key, :at_step, :at_message, :last_tool_call_id, :open_keys, :payload, {now})
+VALUES (
+    :task, :number, :step_key, :at_step, :at_message, :last_tool_call_id, :open_keys, :unsure_keys, :payload, {now}
+)
 
 -- name: checkpoint_by_key
 SELECT c.number
@@ -54,6 +56,12 @@ SELECT c.at_step, c.at_message, c.open_keys, c.payload
 FROM checkpoints c
 JOIN tasks t ON t.n = c.task
 WHERE t.id = :id AND c.number = :number
+
+-- name: unsure_before
+SELECT c.unsure_keys
+FROM checkpoints c
+JOIN tasks t ON t.n = c.task
+WHERE t.id = :id AND c.number <= :number AND c.unsure_keys IS NOT NULL
 
 -- name: told_before
 -- Keys of what was told up to a checkpoint, itself too.
