@@ -287,8 +287,10 @@ class Records:
 
     def has_dangerous_inside(self, key: str) -> bool:
         """Whether a call above low risk was made inside this one, at any depth."""
+        if self._nesting.is_flat:
+            return False
         found = (self._by_key.get(inner) for inner in self._nesting.all_inside(key))
-        return not self._nesting.is_flat and any(step is not None and step.risk != Risk.LOW for step in found)
+        return any(step is not None and step.risk != Risk.LOW for step in found)
 
     def use_before(self, step_index: int, *, unsure: frozenset[str] = frozenset()) -> list[str]:
         """The agent goes on from a checkpoint: what was recorded before it is not asked for again.

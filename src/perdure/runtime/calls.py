@@ -48,22 +48,10 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
         await attempt.turn_away(ambient.CUT_OFF)
     if scope.is_look:
         return await _look(call, run)
-    if scope.secrets:
-        call.secrets = (*call.secrets, *scope.secrets)
-    if call.secrets and call.key is not None:
-        call.key = codec.mask_text(call.key, call.secrets)
-    parent = scope.parent_key
-    body = codec.evidence(call.input, secrets=call.secrets)
-    task = asyncio.current_task()
+    parent, task = scope.parent_key, asyncio.current_task()
     branch = ambient.branch(scope, task)
-    if branch is not None or scope.main is None or not scope.main_has_called:  # Its main one need be noted once only.
-        journal.note_caller(attempt.caller(task), parent)
-        scope.main_has_called = scope.main_has_called or branch is None
-    key = journal.key_of(call, body, parent=parent, branch=branch)
-    if branch is not None:
-        ambient.go_on(scope, branch, call.name.encode() + (body if call.key is None else call.key.encode()))
-        if parent == ROOT:
-            journal.branches.enter(task)
+    key, body = _name(attempt, call, scope, task, branch)
+    maker = None if branch is None else task
     while journal.is_running(key):
         journal.used(key)  # Its record has been asked for, whatever that comes to.
         await attempt.waits.until_known(parent, journal.until_known(key))
@@ -73,7 +61,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
     if record is not None and record.outcome is not None and record.retried_at is None:
         journal.used(key)
         if parent == ROOT:
-            journal.note_made(call, key, task if branch is not None else None)
+            journal.note_made(call, key, maker)
         return answer(attempt, call, record)
     # Pairs of calls, and not contexts made of generators: those took a tenth of all the time that a step takes.
     waits = attempt.waits
@@ -107,9 +95,30 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
             waits.end_call(key, opened)
             journal.close(call, key, scope=scope)
             if parent == ROOT:
-                journal.note_made(call, key, task if branch is not None else None)
+                journal.note_made(call, key, maker)
     finally:
         attempt.close_call(call)
+
+
+def _name(
+    attempt: Attempt, call: Call, scope: ambient.Scope, task: asyncio.Task[Any] | None, branch: bytes | None
+) -> tuple[str, bytes]:
+    """The call's key, and its input as it is put on record; its branch has called it from here on."""
+    if scope.secrets:
+        call.secrets = (*call.secrets, *scope.secrets)
+    if call.secrets and call.key is not None:
+        call.key = codec.mask_text(call.key, call.secrets)
+    parent, journal = scope.parent_key, attempt.journal
+    body = codec.evidence(call.input, secrets=call.secrets)
+    if branch is not None or scope.main is None or not scope.main_has_called:  # Its main one need be noted once only.
+        journal.note_caller(attempt.caller(task), parent)
+        scope.main_has_called = scope.main_has_called or branch is None
+    key = journal.key_of(call, body, parent=parent, branch=branch)
+    if branch is not None:
+        ambient.go_on(scope, branch, call.name.encode() + (body if call.key is None else call.key.encode()))
+        if parent == ROOT:
+            journal.branches.enter(task)
+    return key, body
 
 
 async def _look(call: Call, run: Run) -> Any:
