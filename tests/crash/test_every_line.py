@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ MODULES = tuple(f"/perdure/store/{one.name}" for one in _STORE.glob("*.py") if "
 EACH_TIME = bool(os.environ.get("PERDURE_LONG"))
 KILLED = 137
 MANY = 3
+AT_ONCE = min(os.cpu_count() or 1, 4)
 
 
 @dataclass
@@ -189,8 +191,11 @@ class Killer:
         return self._line
 
 
-def act_and_die(act: Callable[[], Any], world: World, path: Path, *, at: int) -> bool:
-    """Make one operation on a copy in another process, which dies at a line of it; False when it lived."""
+Rows = dict[str, list[tuple[Any, ...]]]
+
+
+def act_and_die(act: Callable[[], Any], world: World, path: Path, *, at: int) -> int:
+    """Make one operation on a copy in another process, which dies at a line of it. Returns its id."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -201,13 +206,36 @@ def act_and_die(act: Callable[[], Any], world: World, path: Path, *, at: int) ->
             status = 0
         finally:
             os._exit(status)
+    return pid
+
+
+def has_died(pid: int, *, at: int) -> bool:
+    """Wait for its end. False when it lived."""
     _, ended = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(ended)
     assert code in (0, KILLED), f"line {at}: the operation itself failed"
     return code == KILLED
 
 
-Rows = dict[str, list[tuple[Any, ...]]]
+def left_at_each_line(act: Callable[[], Any], world: World, path: Path) -> list[Rows]:
+    """What one operation leaves that is killed at its first, second, ... line, and last what it leaves alive."""
+    found: list[Rows] = []
+    running: deque[tuple[int, int, Path]] = deque()
+    copies = (path.with_name(f"copy-{at}.db") for at in itertools.count(1))
+    lives = False
+    while running or not lives:
+        while not lives and len(running) < AT_ONCE:
+            at, copy = len(found) + len(running) + 1, next(copies)
+            shutil.copy(path, copy)
+            running.append((act_and_die(act, world, copy, at=at), at, copy))
+        pid, at, copy = running.popleft()
+        died = has_died(pid, at=at)
+        if not lives:
+            found.append(rows_of(copy))
+            lives = not died
+        for one in copy.parent.glob(f"{copy.name}*"):
+            one.unlink()
+    return found
 
 
 def rows_of(path: Path) -> Rows:
@@ -239,7 +267,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow(timeout_s=600)
 def test_a_process_killed_at_any_line_leaves_whole_operations(folder: Path) -> None:
-    path, copy = folder / "story.db", folder / "copy.db"
+    path = folder / "story.db"
     store = open_at(path)
     world = World(store, FakeClock())
     store.close()
@@ -247,22 +275,14 @@ def test_a_process_killed_at_any_line_leaves_whole_operations(folder: Path) -> N
 
     for number, act in enumerate(Story(world).chapters()):
         before = rows_of(path)
-        found = []
-        for at in itertools.count(1):
-            shutil.copy(path, copy)
-            died = act_and_die(act, world, copy, at=at)
-            found.append((at, rows_of(copy)))
-            for one in folder.glob("copy.db*"):
-                one.unlink()
-            if not died:
-                break
+        found = left_at_each_line(act, world, path)
         with open_at(path, world):
             act()
         after = rows_of(path)
 
         assert wrong_in(path) == [], f"chapter {number}"
-        assert found[-1][1] == after, f"chapter {number} is not the same each time"
-        halves = [at for at, rows in found if rows not in (before, after)]
+        assert found[-1] == after, f"chapter {number} is not the same each time"
+        halves = [at for at, rows in enumerate(found, 1) if rows not in (before, after)]
         assert halves == [], f"chapter {number}: half an operation was left at these lines"
         tried += len(found) - 1
     print(f"killed at {tried} lines")
