@@ -185,10 +185,10 @@ class Records:
         """Records of equal dangerous calls of which the checkpoint may not tell."""
         return self._unsure.get(_without_place(key), {})
 
-    def is_another(self, key: str) -> None:
-        """A person has said that this call may run: it is none of those that were unsure."""
-        if found := self._unsure.get(_without_place(key)):
-            found.popitem()
+    def is_another(self, key: str) -> str | None:
+        """This call is none of those that were unsure. The key of the one that is so no more."""
+        found = self._unsure.get(_without_place(key))
+        return found.popitem()[0] if found else None
 
     def run_anew(self, step_index: int, *, now_ms: int) -> None:
         """The record no longer answers: its error is what made the call around it fail, which runs again."""
@@ -252,7 +252,8 @@ class Records:
                 nearest = next((one for one in _around(other, owners) if one in open_keys), ROOT)
                 if nearest in around or _made_alike(other, key):
                     found[other] = step
-        return [self._by_key[key] for key in found]  # As they are by now.
+        now = (self._by_key[key] for key in found)
+        return [step for step in now if not step.is_undone]  # Of one known not to have happened there is no doubt.
 
     def has_unused_like(self, name: str, *, key: str, parent: str, is_dangerous: bool) -> bool:
         """Whether there may be any."""

@@ -207,3 +207,29 @@ async def test_several_branches_may_receive_under_one_name(house: Theatre) -> No
         await house.client.send(task.id, "order", n)
 
     assert await task.result(timeout=600) == [1, 2]
+
+
+async def test_a_question_that_its_branch_had_given_up_does_not_stop_another_after_a_restart(house: Theatre) -> None:
+    @perdure.agent
+    async def shop() -> list[Any]:
+        async def given_up() -> str:
+            try:
+                return await asyncio.wait_for(perdure.ask("is it open?"), 0.5)
+            except TimeoutError:
+                await perdure.sleep(30)
+                return "not told"
+
+        async def later() -> str:
+            await perdure.sleep(1)  # Takes no time once it is on record.
+            return await perdure.ask("is it open?")
+
+        return list(await asyncio.gather(given_up(), later()))
+
+    first = await house.hire(shop)
+    task = await house.client.start(shop)
+    await asyncio.sleep(2)
+    house.kill(first)
+    await house.hire(shop)
+    await answered_as_they_come(house, "yes", times=2)
+
+    assert "yes" in await task.result(timeout=600)

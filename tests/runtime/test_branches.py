@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -322,6 +323,22 @@ async def test_harmless_calls_with_other_secrets_are_told_apart_too(house: Theat
 
     with pytest.raises(perdure.TaskFailed, match=TOLD):
         await house.play(host)
+
+
+async def test_a_text_that_tells_calls_apart_is_not_kept(house: Theatre) -> None:
+    async def upload(name: str, text: str) -> int:
+        return await perdure.step("upload", lambda name: len(text), name)
+
+    @perdure.agent
+    async def host() -> int:
+        text = "x" * 1000
+        before = sys.getrefcount(text)
+        for number in range(5):
+            await upload(f"page {number}", text)
+        gc.collect()
+        return sys.getrefcount(text) - before
+
+    assert await house.play(host) == 0
 
 
 async def test_what_tells_calls_apart_is_kept_no_longer_than_they_need_it(house: Theatre) -> None:

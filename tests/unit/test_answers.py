@@ -50,6 +50,7 @@ class Slip(TypedDict):
         (Literal["red", "blue"], "Literal['red', 'blue']"),
         (dict[str, Literal[1]], "dict[str, Literal[1]]"),
         (int | None, "int | None"),
+        (type(None), "None"),
         (BadInput, "BadInput"),
         (Annotated[int, "of the year"], "int"),
         (dt.datetime | None, "datetime | None"),
@@ -132,7 +133,8 @@ def test_what_any_process_knows_is_refused_where_it_is_said_by_the_name_of_its_t
 
 
 @pytest.mark.parametrize(
-    "annotation", [Literal["a", "b|c"], list[int], dict[str, list[bool]], int | None, list[str] | None, dt.date]
+    "annotation",
+    [Literal["a", "b|c"], list[int], dict[str, list[bool]], int | None, list[str] | None, dt.date, type(None)],
 )
 def test_a_type_is_known_again_by_its_name(annotation: Any) -> None:
     assert answers.type_named(answers.type_word(annotation)) == annotation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import ref
 
 from perdure import codec, phrases
@@ -17,6 +18,16 @@ from perdure.runtime.call import Call
 
 # What can be compared without running code of a user's.
 _PLAIN = (str, bytes, int, float, bool, types.NoneType)
+
+
+_KEPT = 64  # characters
+
+
+class _Long(NamedTuple):
+    """A value that is not kept, by its hash, or its id where it has none."""
+
+    kind: type
+    mark: int
 
 
 class Alike:
@@ -36,7 +47,7 @@ class Alike:
         if self._what is None:
             self._what = tuple(map(_weakly, what))
             return
-        self._are_varied = self._are_varied or not _is_same(self._what, what)
+        self._are_varied = self._are_varied or not _is_same(self._what, tuple(what))
         if not (self._are_varied and are_shared):
             return
         how = "its input is another" if what[0] != self._what[0] else "they may differ in what is not recorded"
@@ -65,30 +76,25 @@ def open_already(call: Call) -> AmbiguousStep:
 
 
 def _weakly(value: object) -> object:
-    """A reference that does not keep a big client alive, where there can be one."""
-    if type(value) in _PLAIN or type(value) is tuple:
+    """What tells it from others and does not keep it alive: a text of a megabyte, a client."""
+    if (type(value) is str or type(value) is bytes) and len(value) > _KEPT:
+        return _Long(type(value), hash(value))
+    if type(value) in _PLAIN:
         return value
+    if type(value) is tuple:
+        return tuple(map(_weakly, value))
     try:
         return ref(value)
     except TypeError:
-        return value
+        return _Long(type(value), id(value))  # A list, say, to which there is no such reference.
 
 
-def _present(value: object) -> object:
-    return value() if type(value) is ref else value
-
-
-def _is_same(kept: Sequence[object], others: Sequence[object]) -> bool:
-    if len(kept) != len(others):
-        return False
-    for one, other in zip(map(_present, kept), others, strict=True):
-        if one is other:
-            continue
-        if type(one) is not type(other):
-            return False
-        if isinstance(one, tuple) and isinstance(other, tuple):
-            if not _is_same(one, other):
-                return False
-        elif type(one) not in _PLAIN or one != other:
-            return False
-    return True
+def _is_same(kept: object, other: object) -> bool:
+    """Whether this is what was kept. No `==` of a user's object is called."""
+    if type(kept) is ref:
+        return other is not None and kept() is other
+    if type(kept) is _Long:
+        return kept == _weakly(other)
+    if isinstance(kept, tuple):
+        return isinstance(other, tuple) and len(kept) == len(other) and all(map(_is_same, kept, other))
+    return type(kept) is type(other) and kept == other

@@ -48,13 +48,13 @@ def type_word(annotation: Any) -> str:
     """What a type is called in questions; `any` where everything will do."""
     if annotation is codec.ANY:
         return "any"
-    if annotation is None:
+    if annotation is None or annotation is types.NoneType:
         return "None"
     origin = get_origin(annotation)
     if origin is typing.Annotated:
         return type_word(get_args(annotation)[0])
     if _is_union(origin):
-        return " | ".join(type_word(None if one is types.NoneType else one) for one in get_args(annotation))
+        return " | ".join(type_word(one) for one in get_args(annotation))
     # `list[str]` and the like have the name of their origin alone.
     name: str | None = None if origin is not None else getattr(annotation, "__name__", None)
     if name is not None and name in _BY_WORD and annotation is not _BY_WORD[name]:

@@ -19,6 +19,7 @@ class Beside(NamedTuple):
 
     going_on: list[str]  # of branches that are not at their end
     unsure: list[str]  # whether the state tells of them, nobody knows
+    sure: list[str]  # that was said of these before, and is over
 
 
 class _Branch:
@@ -57,6 +58,8 @@ class Branches:
     def __init__(self) -> None:
         self._main = _Branch(self, None, None)
         self._made_by_main = 0
+        self._unsure: dict[str, _Branch] = {}  # what a checkpoint has been saved with
+        self._settled: list[str] = []
         self._known: list[_Branch] = []
 
     def enter(self, task: asyncio.Task[object] | None) -> _Branch:
@@ -71,6 +74,10 @@ class Branches:
             self._known.append(here)
             _here.set(here)
         return here
+
+    def settle(self, key: str) -> None:
+        """A person has said of a call that was unsure."""
+        self._settled.append(key)
 
     def note(self, task: asyncio.Task[object] | None, key: str) -> None:
         """The branch, or the agent's own task, has made a call."""
@@ -90,22 +97,34 @@ class Branches:
         here = self.enter(saver)
         here.saves = True
         here.keys.clear()
-        found = Beside([], [])
+        found = Beside([], [], self._settled)
+        self._settled = []
+        for key in [key for key, one in self._unsure.items() if self._knows(here, one)]:
+            del self._unsure[key]
+            found.sure.append(key)
         if here is not self._main:
             heard_of = len(self._main.keys) - (self._made_by_main - self._heard_of_main())
-            found.unsure.extend(self._main.keys[max(heard_of, 0) :])
+            self._tell(found, self._main, self._main.keys[max(heard_of, 0) :])
         self._main.keys.clear()
         for one in self._known:
-            if one is here or (here in one.line() and not _is_under_way(one)):
-                one.keys.clear()
-            elif one.goes_on and not one.saves:
-                found.going_on.extend(one.keys)
-            else:
-                if here is not self._main or one.goes_on:
-                    found.unsure.extend(one.keys)
-                one.keys.clear()
+            if not self._knows(here, one):
+                if one.goes_on and not one.saves:
+                    found.going_on.extend(one.keys)
+                    continue
+                self._tell(found, one, one.keys)
+            one.keys.clear()
         self._known = [one for one in self._known if one.keys or one.goes_on]
         return found
+
+    def _knows(self, saver: _Branch, one: _Branch) -> bool:
+        """Whether what this branch has called may be taken for known to the one that saves."""
+        if one is saver or (saver in one.line() and not _is_under_way(one)):
+            return True
+        return saver is self._main and not one.goes_on
+
+    def _tell(self, found: Beside, one: _Branch, keys: list[str]) -> None:
+        found.unsure.extend(keys)
+        self._unsure |= dict.fromkeys(keys, one)
 
     def _heard_of_main(self) -> int:
         known = _heard_of.get()

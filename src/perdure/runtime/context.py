@@ -159,7 +159,8 @@ async def checkpoint(state: Any, /) -> None:
     """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
 
     It stands for what the agent has done so far, but not for what runs beside it: calls that are open, and those of
-    other branches that go on, are found again when they are made again. Raises BadInput inside a tool or another call.
+    branches that go on, are found again when they are made again. So save in the agent's own task, and await a branch
+    before you save what it has done. Raises BadInput inside a tool or another call.
     """
     attempt = here()
     if attempt is None:
@@ -169,8 +170,8 @@ async def checkpoint(state: Any, /) -> None:
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(codec.encode(state))
     journal = attempt.journal
-    open_keys, unsure_keys = journal.beside(enter_branch())
-    save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure_keys=unsure_keys)
+    open_keys, unsure, sure = journal.beside(enter_branch())
+    save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure=unsure, sure=sure)
     await journal.write(save, journal.fence, packed, at_step=journal.known_steps)
 
 

@@ -86,7 +86,7 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
         raise
     if asking.done():
         attempt.allowed[step.key] = asking.result().id
-        journal.records.is_another(step.key)
+        journal.is_another(step.key)
         return
     asking.cancel(_FOUND)
     await asyncio.wait({asking})

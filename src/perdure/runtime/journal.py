@@ -19,7 +19,7 @@ from msgspec import structs
 from perdure import codec
 from perdure.ambient import Scope
 from perdure.errors import AmbiguousStep, RefusedBySchema, StoreBusy, StoreError
-from perdure.model.step import Step, StepKind
+from perdure.model.step import Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.alike import Alike, open_already
@@ -29,8 +29,6 @@ from perdure.store import Store, Transaction, aio, outcomes, steps, traces
 from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
-
-_TAKING = (StepKind.CHILD, StepKind.RECEIVE, StepKind.ANSWER)  # what they have come to, nothing else comes to
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,7 +178,9 @@ class Journal:
 
     def _key_by_input(self, call: Call, digest: str, parent: str) -> str:
         key = call_key(parent, call.name, digest, self._occurrences.number(parent, call.name, digest))
-        if call.is_alone and self._open_alike[_unnumbered(key)] > 0 and not self._is_known(key):
+        # At the first run only for questions: later one may be asked again that its branch had given up.
+        is_refused = call.is_alone and (not call.input or self.task.attempt <= 1)
+        if is_refused and self._open_alike[_unnumbered(key)] > 0 and not self._is_known(key):
             self._occurrences.take_back(parent, call.name, digest)
             raise open_already(call)
         return key
@@ -235,13 +235,18 @@ class Journal:
 
         To those of other branches come the calls that run, and those on record that this attempt has not come to yet.
         """
-        going_on, unsure = self.branches.beside(branch)
-        return Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), sorted({*unsure}))
+        going_on, unsure, sure = self.branches.beside(branch)
+        return Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), unsure, sure)
 
     def note_made(self, call: Call, key: str, branch: asyncio.Task[Any] | None) -> None:
-        """A call at the top has come to its end: one that is not harmless to make again."""
-        if call.is_dangerous or call.kind in _TAKING or self.records.has_dangerous_inside(key):
+        """A call at the top has come to its end. Of the agent's own, only what is not harmless to make again counts."""
+        if branch is not None or call.is_dangerous or self.records.has_dangerous_inside(key):
             self.branches.note(branch, key)
+
+    def is_another(self, key: str) -> None:
+        """A person has said that this call may run, which equals one that the checkpoint may not tell of."""
+        if known := self.records.is_another(key):
+            self.branches.settle(known)
 
     @property
     def open_keys(self) -> Collection[str]:

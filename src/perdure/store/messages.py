@@ -93,14 +93,15 @@ def save_checkpoint(
     *,
     step_key: str,
     open_keys: Sequence[str] = (),
-    unsure_keys: Sequence[str] = (),
+    unsure: Sequence[str] = (),
+    sure: Sequence[str] = (),
     at_step: int | None = None,
 ) -> int:
     """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost.
 
     `open_keys` are the calls of which the state cannot tell, such as those that the agent still waits for; of those
-    with `unsure_keys`, told of since the last checkpoint, nobody knows. Nor does it know of steps from `at_step` on,
-    where others have recorded some meanwhile.
+    that are `unsure`, nobody knows, for as long as no later checkpoint is `sure` of them. Nor does it know of steps
+    from `at_step` on, where others have recorded some meanwhile.
     """
     check_id(step_key, "step_key", limit=STEP_KEY_BYTES)
     known = tx.one(Q.checkpoint_by_key, id=fence.task_id, step_key=step_key)
@@ -120,7 +121,7 @@ def save_checkpoint(
         at_message=message_count,
         last_tool_call_id=tool_call_id,
         open_keys=payloads.small(tx, list(open_keys)) if open_keys else None,
-        unsure_keys=payloads.small(tx, list(unsure_keys)) if unsure_keys else None,
+        unsure_keys=payloads.small(tx, [list(unsure), list(sure)]) if unsure or sure else None,
         payload=payloads.keep(tx, state),
     )
     events.emit(tx, n, seq, EventKind.CHECKPOINT_CREATED, {"number": number, "at_step": at_step})
@@ -149,14 +150,17 @@ def resume_point(tx: Transaction, task_id: str, number: int) -> ResumePoint | No
     if row is None:
         return None
     at_step, at_message, open_keys, state = row
-    unsure = tx.all(Q.unsure_before, id=task_id, number=number)
+    unsure: set[str] = set()
+    for (keys,) in tx.all(Q.unsure_before, id=task_id, number=number):
+        added, settled = payloads.plain(tx, keys)
+        unsure = (unsure - {*settled}) | {*added}
     told = tx.all(Q.told_before, id=task_id, number=number, at_message=at_message)
     return ResumePoint(
         payloads.body(tx, state),
         at_step,
         frozenset(key for (key,) in told),
         frozenset(payloads.plain(tx, open_keys) or ()),
-        frozenset(key for (keys,) in unsure for key in payloads.plain(tx, keys) or ()),
+        frozenset(unsure),
     )
 
 

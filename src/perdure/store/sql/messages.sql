@@ -62,6 +62,7 @@ SELECT c.unsure_keys
 FROM checkpoints c
 JOIN tasks t ON t.n = c.task
 WHERE t.id = :id AND c.number <= :number AND c.unsure_keys IS NOT NULL
+ORDER BY c.number
 
 -- name: told_before
 -- Keys of what was told up to a checkpoint, itself too.

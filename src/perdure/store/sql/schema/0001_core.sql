@@ -270,7 +270,7 @@ CREATE TABLE checkpoints (
     at_message {int} NOT NULL,
     last_tool_call_id {text},
     open_keys {blob}, -- calls that it does not stand for: what the agent still waited for, what went on beside it
-    unsure_keys {blob}, -- calls since the one before, of which nobody knows whether it stands for them
+    unsure_keys {blob}, -- calls of which nobody knows whether it stands for them, and those of which that is over
     payload {blob} NOT NULL,
     created_at {int} NOT NULL,
     UNIQUE (task, number),
