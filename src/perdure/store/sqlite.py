@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -43,8 +42,6 @@ from perdure.store.writer_lock import WriterLock
 _MAX_BATCH = 512
 # What is committed may wait to be told while so many units are run: some milliseconds, where that saves more.
 _HOLD_FROM, _HOLD_UP_TO = 16, 64
-# After so many batches of one unit the next is expected to be one, too: whoever brings it lets the writer begin.
-_LONE = 3
 _READERS = 2
 _CACHE_KIB = 65_536
 
@@ -74,7 +71,6 @@ class SqliteDatabase:
         self._idle = threading.Lock()
         self._idle.acquire()
         self._is_idle = False
-        self._lone_batches = 0  # so many in a row, up to now, were of one unit
         self._closing = False
         self._vfs = vfs
         self._ended = False
@@ -111,8 +107,6 @@ class SqliteDatabase:
         if self._is_idle:
             self._is_idle = False
             self._wake_writer()
-            if self._lone_batches >= _LONE:
-                time.sleep(0)  # It gets Python at once, and need not wait until this thread has ended its turn.
         if self._ended:  # Closed since the check: nobody is left to take it.
             self._refuse_waiting()
 
@@ -182,7 +176,6 @@ class SqliteDatabase:
                 self._is_idle = False
                 continue
             batch = self._take_waiting(_MAX_BATCH)
-            self._lone_batches = self._lone_batches + 1 if len(batch) == 1 else 0
             if self._answers and not _HOLD_FROM <= len(batch) <= _HOLD_UP_TO:
                 self._hand_out()
             try:
