@@ -186,7 +186,7 @@ class Records:
         return self._unsure.get(_without_place(key), {})
 
     def is_another(self, key: str) -> str | None:
-        """This call is none of those that were unsure. The key of the one that is so no more."""
+        """Of one equal call that was unsure this was asked. The key of the one that is unsure no more."""
         found = self._unsure.get(_without_place(key))
         return found.popitem()[0] if found else None
 

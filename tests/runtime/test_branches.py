@@ -325,6 +325,33 @@ async def test_harmless_calls_with_other_secrets_are_told_apart_too(house: Theat
         await house.play(host)
 
 
+async def test_two_lists_are_not_taken_for_one_and_the_same_function_is(house: Theatre, ledger: Ledger) -> None:
+    done: list[str] = []
+
+    @perdure.tool(risk="high")
+    async def note(what: str) -> int:
+        done.append(what)  # Closed over, by one function for all branches.
+        return len(done)
+
+    async def closed_over(owner: str) -> None:
+        order = {"to": owner}
+
+        async def charge(amount: int) -> None:
+            ledger.note(f"{order} {amount}")
+
+        await perdure.step("pay", charge, 5)
+
+    @perdure.agent(retries=0)
+    async def host() -> None:
+        assert sorted(await asyncio.gather(note("same"), note("same"))) == [1, 2]
+        for owner in ("ana", "ben"):  # One after the other: what the first had may be where the second one's is.
+            await asyncio.create_task(closed_over(owner))
+
+    with pytest.raises(perdure.TaskFailed, match=TOLD):
+        await house.play(host)
+    assert len(ledger.done) == 1
+
+
 async def test_a_text_that_tells_calls_apart_is_not_kept(house: Theatre) -> None:
     async def upload(name: str, text: str) -> int:
         return await perdure.step("upload", lambda name: len(text), name)

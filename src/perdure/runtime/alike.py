@@ -7,7 +7,8 @@ acts on whichever branch is ready first. Harm needs two calls that differ in wha
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import ref
 
@@ -18,16 +19,25 @@ from perdure.runtime.call import Call
 
 # What can be compared without running code of a user's.
 _PLAIN = (str, bytes, int, float, bool, types.NoneType)
-
-
 _KEPT = 64  # characters
 
 
 class _Long(NamedTuple):
-    """A value that is not kept, by its hash, or its id where it has none."""
+    """A long text or bytes, by its hash."""
 
     kind: type
-    mark: int
+    hash: int
+
+
+class _Function(NamedTuple):
+    """A function: the same, or made anew from the same code and the same values."""
+
+    fn: ref[types.FunctionType]
+    code: types.CodeType
+    holds: tuple[object, ...]  # closed over, or defaults
+
+
+_UNKNOWN = object()  # What cannot be told without keeping it alive, a list, say. It is taken for another each time.
 
 
 class Alike:
@@ -75,18 +85,28 @@ def open_already(call: Call) -> AmbiguousStep:
     )
 
 
-def _weakly(value: object) -> object:
+def _weakly(value: object, *, is_held: bool = False) -> object:
     """What tells it from others and does not keep it alive: a text of a megabyte, a client."""
+    if isinstance(value, types.FunctionType) and not is_held:  # One that it holds may hold it.
+        return _Function(ref(value), value.__code__, tuple(_weakly(one, is_held=True) for one in _holds(value)))
     if (type(value) is str or type(value) is bytes) and len(value) > _KEPT:
         return _Long(type(value), hash(value))
     if type(value) in _PLAIN:
         return value
     if type(value) is tuple:
-        return tuple(map(_weakly, value))
+        return tuple(_weakly(one, is_held=is_held) for one in value)
     try:
         return ref(value)
     except TypeError:
-        return _Long(type(value), id(value))  # A list, say, to which there is no such reference.
+        return _UNKNOWN
+
+
+def _holds(fn: types.FunctionType) -> Iterator[object]:
+    yield from fn.__defaults__ or ()
+    yield from (fn.__kwdefaults__ or {}).values()
+    for cell in fn.__closure__ or ():
+        with suppress(ValueError):  # It is not filled yet.
+            yield cell.cell_contents
 
 
 def _is_same(kept: object, other: object) -> bool:
@@ -95,6 +115,10 @@ def _is_same(kept: object, other: object) -> bool:
         return other is not None and kept() is other
     if type(kept) is _Long:
         return kept == _weakly(other)
+    if type(kept) is _Function:
+        if not isinstance(other, types.FunctionType) or kept.code is not other.__code__:
+            return False
+        return kept.fn() is other or _is_same(kept.holds, tuple(_holds(other)))
     if isinstance(kept, tuple):
         return isinstance(other, tuple) and len(kept) == len(other) and all(map(_is_same, kept, other))
     return type(kept) is type(other) and kept == other

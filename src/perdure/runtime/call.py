@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct, field
@@ -115,20 +114,15 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def _held(fn: Callable[..., Any]) -> Iterator[object]:
-    """What a function is made of beside its name: what it is bound to, or has closed over."""
+    """What a function is beside its name: itself, or what it is bound to."""
     if isinstance(fn, functools.partial):
         yield from (*_held(fn.func), *fn.args, *fn.keywords, *fn.keywords.values())
         return
-    if type(fn) is not types.FunctionType:
+    if isinstance(fn, types.FunctionType):
+        yield fn
+    else:
         yield getattr(fn, "__self__", fn)
         yield getattr(fn, "__func__", None)
-        return
-    yield fn.__code__
-    yield from fn.__defaults__ or ()
-    yield from (fn.__kwdefaults__ or {}).values()
-    for cell in fn.__closure__ or ():
-        with suppress(ValueError):  # It is not filled yet.
-            yield cell.cell_contents
 
 
 def _texts(values: Collection[Any] | Any) -> list[str]:

@@ -129,9 +129,8 @@ async def _value(attempt: Attempt, name: str, make: Callable[[], Any], annotatio
     found = await calls.perform(attempt, described)
     scope = ambient.require(name)
     if (branch := ambient.branch(scope, asyncio.current_task())) is not None:
-        ambient.go_on(
-            scope, branch, str(found).encode()
-        )  # Branches that had the same calls before differ from here on.
+        # Branches that had the same calls before differ from here on.
+        ambient.go_on(scope, branch, str(found).encode())
     return found
 
 
