@@ -87,7 +87,8 @@ def open_already(call: Call) -> AmbiguousStep:
 
 def _weakly(value: object, *, is_held: bool = False) -> object:
     """What tells it from others and does not keep it alive: a text of a megabyte, a client."""
-    if isinstance(value, types.FunctionType) and not is_held:  # One that it holds may hold it.
+    # Classes are compared as they are: isinstance would ask a user's object, a proxy, say.
+    if type(value) is types.FunctionType and not is_held:  # One that it holds may hold it.
         return _Function(ref(value), value.__code__, tuple(_weakly(one, is_held=True) for one in _holds(value)))
     if (type(value) is str or type(value) is bytes) and len(value) > _KEPT:
         return _Long(type(value), hash(value))
@@ -116,9 +117,9 @@ def _is_same(kept: object, other: object) -> bool:
     if type(kept) is _Long:
         return kept == _weakly(other)
     if type(kept) is _Function:
-        if not isinstance(other, types.FunctionType) or kept.code is not other.__code__:
+        if type(other) is not types.FunctionType or kept.code is not other.__code__:
             return False
         return kept.fn() is other or _is_same(kept.holds, tuple(_holds(other)))
     if isinstance(kept, tuple):
-        return isinstance(other, tuple) and len(kept) == len(other) and all(map(_is_same, kept, other))
+        return type(other) is tuple and len(kept) == len(other) and all(map(_is_same, kept, other))
     return type(kept) is type(other) and kept == other
