@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import pytest
 
@@ -106,13 +106,16 @@ async def only_read_by_type_checkers(client: perdure.Client, app: perdure.App, o
     """What would need a database."""
     assert_type(await perdure.ask("?"), str)
     assert_type(await perdure.ask("?", type=bool), bool)
+    assert_type(await perdure.ask("?", type=Literal["yes", "no"]), Any)
     assert_type(await perdure.receive("paid", type=int), int)
+    assert_type(await perdure.receive("paid", type=list[int]), list[int])
     assert_type(await client.start(writer, "a"), perdure.TaskHandle[str])
     assert_type(await client.start("writer", topic="a"), perdure.TaskHandle[Any])
     assert_type(await app.run(clerk.options(key="k"), "a"), int)
     assert_type(other.run(clerk, "a"), int)
     assert_type(other.start(writer, "a").result(), str)
     assert_type(blocking.ask("?", type=bool), bool)
+    assert_type(blocking.receive("paid", type=Literal[1, 2]), Any)
 
 
 @pytest.mark.slow(timeout_s=300)

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from perdure.codec import modules
 from perdure.codec.encoding import is_plain, sort_plain
 from perdure.codec.stack import with_room
 from perdure.codec.table import (
@@ -218,11 +219,13 @@ class _Evidence:
         if is_a(value, type):
             return self._text(f"class {_dotted(value)}")
         if is_a(value, types.ModuleType):
-            return self._text(f"module {object.__getattribute__(value, '__dict__').get('__name__')}")
+            name = object.__getattribute__(value, "__dict__").get("__name__")
+            return self._text(f"module {modules.recorded_name(name)}")
         # A method is known by its function; what is bound to it is not looked into.
         function = value.__func__ if type(value) is types.MethodType else value
         if type(function) is types.FunctionType or type(function) is types.BuiltinFunctionType:
-            return self._text(f"function {function.__module__}.{function.__qualname__}")
+            module = modules.recorded_name(function.__module__)
+            return self._text(f"function {module}.{function.__qualname__}")
         return self._text(_dotted(type(value)))
 
 

@@ -49,6 +49,8 @@ from typing import Final, TypeAlias, TypeGuard, TypeVar, cast
 
 import msgspec
 
+from perdure.codec import modules
+
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
 _T = TypeVar("_T")
@@ -165,7 +167,8 @@ def name_class(cls: type) -> str:
     """`module:Outer.Inner`, always encodable. Asks `type` itself, since a metaclass may lie or raise."""
     module = type.__getattribute__(cls, "__module__")
     qualname = type.__getattribute__(cls, "__qualname__")
-    name = f"{module if type(module) is str else '?'}:{qualname if type(qualname) is str else '?'}"
+    where = modules.recorded_name(module) if type(module) is str else "?"
+    name = f"{where}:{qualname if type(qualname) is str else '?'}"
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -177,7 +180,7 @@ def find_class(name: object) -> type | None:
     if type(name) is not str:
         return None
     module_name, _, qualname = name.partition(":")
-    found: object = sys.modules.get(module_name)
+    found: object = modules.loaded(module_name)
     for part in qualname.split("."):
         if isinstance(found, type):
             space = type.__getattribute__(found, "__dict__")

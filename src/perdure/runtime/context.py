@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from functools import partial
 from numbers import Number
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, _SpecialForm, cast, overload
 
 from perdure import ambient, codec
 from perdure.ambient import carry
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
 T = TypeVar("T")
+TypeForm: TypeAlias = UnionType | _SpecialForm  # what type checkers see in Literal["a", "b"], which is no `type`
 
 
 def _attempt(what: str) -> Attempt:
@@ -62,6 +64,8 @@ async def sleep(duration: Duration, /) -> None:
 async def receive(name: str, /, *, timeout: Duration | None = None) -> Any: ...
 @overload
 async def receive(name: str, /, *, type: type[T], timeout: Duration | None = None) -> T: ...
+@overload
+async def receive(name: str, /, *, type: TypeForm, timeout: Duration | None = None) -> Any: ...
 async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | None = None) -> Any:
     """What someone sent to this task under `name`, as `type`, oldest first, also when it came first.
 
@@ -78,6 +82,8 @@ async def receive(name: str, /, *, type: Any = codec.ANY, timeout: Duration | No
 async def ask(question: str, /, *, to: str = "", expires: Duration | None = None) -> str: ...
 @overload
 async def ask(question: str, /, *, type: type[T], to: str = "", expires: Duration | None = None) -> T: ...
+@overload
+async def ask(question: str, /, *, type: TypeForm, to: str = "", expires: Duration | None = None) -> Any: ...
 async def ask(question: str, /, *, type: Any = str, to: str = "", expires: Duration | None = None) -> Any:
     """Ask a person and wait for the answer, as `type`; what cannot be made that is not taken.
 

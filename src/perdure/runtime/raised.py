@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from perdure.codec import modules
+
 _TEXT_LIMIT: Final = 10_000
 _PERDURE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -27,7 +29,8 @@ def class_name(exc: BaseException) -> str:
 
 def name_of(kind: type[BaseException]) -> str:
     """Module and name of a class."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module = modules.recorded_name(kind.__module__)
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def text_of(exc: BaseException) -> str:

@@ -8,14 +8,15 @@ it, and the log says so.
 
 from __future__ import annotations
 
+import builtins
 import logging
-import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from perdure import codec
+from perdure.codec import modules
 from perdure.errors import (
     Denied,
     Error,
@@ -174,10 +175,10 @@ def to_body(error: Error) -> bytes:
 def _find(name: str) -> type[BaseException] | None:
     """The class by its recorded name, among loaded modules only; nothing is imported for it."""
     module, qualname = name, ""
-    space: Mapping[str, object] = vars(sys.modules["builtins"])
+    space: Mapping[str, object] = vars(builtins)
     while module:
         # The longest name of a loaded module is the module; the rest leads to the class, also inside another one.
-        loaded = sys.modules.get(module)
+        loaded = modules.loaded(module)
         if loaded is not None and qualname:
             space = vars(loaded)
             break
