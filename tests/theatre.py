@@ -7,8 +7,9 @@ fails at once, since the loop sees that nothing can happen any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from perdure.client import Client, Question, TaskHandle
@@ -72,6 +73,17 @@ class Theatre:
         """End a worker like kill -9; its lock is free, so that everybody knows."""
         actor.die()
         self.store.call(instances.mark_stopped, actor.worker.instance_id)
+
+    async def crash_at(
+        self, task: TaskHandle[Any], *checkpoints: int, agents: Sequence[Startable[..., Any]], after_s: float = 0
+    ) -> None:
+        """A fresh worker for each of these checkpoints, killed once the task has saved it; then one that stays."""
+        for number in checkpoints:
+            actor = await self.hire(*agents)
+            await self.until(partial(self._has_saved, task, number))
+            await asyncio.sleep(after_s)
+            self.kill(actor)
+        await self.hire(*agents)
 
     async def dismiss(self, actor: Actor) -> Stopped:
         """Let a worker stop in good order."""
@@ -173,6 +185,9 @@ class Theatre:
         return self.store.call(lambda tx: _run(tx, sql, values))
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _has_saved(self, task: TaskHandle[Any], number: int) -> bool:
+        return (self.row(task).checkpoint or 0) >= number
 
     def _store_on(self, line: Line) -> Store:
         return Store(line, clock=self.loop, ids=self._ids, settings=self.settings)

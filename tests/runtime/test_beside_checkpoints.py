@@ -41,11 +41,7 @@ async def test_what_a_branch_that_goes_on_has_called_is_found_again(house: Theat
         return await beside
 
     task = await house.client.start(host)
-    for number in (2, 3):  # The second time after what the first restart has found again.
-        actor = await house.hire(host)
-        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 2, 3, agents=[host])  # The second time after what the first restart has found again.
 
     assert await task.result() == ["paid rent", "paid rent"]
     assert paid == ["rent", "rent"]
@@ -85,10 +81,7 @@ async def test_a_call_equal_to_one_of_which_the_state_may_not_tell_is_asked_abou
         return list(await asyncio.gather(paying(), saving()))
 
     task = await house.client.start(host)
-    actor = await house.hire(host)
-    await house.until(lambda: house.row(task).checkpoint == 3)
-    house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 3, agents=[host])
     question = await house.question()
     assert 'may pay(what="rent") run? It equals step' in question.text
     assert paid.count("rent") == 1
@@ -97,6 +90,43 @@ async def test_a_call_equal_to_one_of_which_the_state_may_not_tell_is_asked_abou
     assert await task.result() == ["paid rent", None]
     assert sorted(paid) == [*["a stamp"] * 6, "rent", "rent"]
     assert house.kinds(task).count("question_opened") == 1
+
+
+async def test_a_no_to_such_a_call_does_not_let_the_next_one_run(house: Theatre) -> None:
+    paid: list[str] = []
+
+    @perdure.tool
+    async def pay(what: str) -> str:
+        paid.append(what)
+        return f"paid {what}"
+
+    async def saving() -> None:
+        for number in range(await perdure.last_checkpoint() or 0, 6):
+            await asyncio.sleep(1)
+            await perdure.checkpoint(number + 1)
+
+    async def paying() -> str:
+        await asyncio.sleep(0.5)
+        try:
+            return await pay("rent")
+        except perdure.Denied:
+            return await pay("rent")  # A model tries what it was denied once more.
+
+    @perdure.agent
+    async def host() -> str:
+        receipt, _ = await asyncio.gather(paying(), saving())
+        return receipt
+
+    task = await house.client.start(host)
+    await house.crash_at(task, 2, agents=[host])
+    first = await house.question()
+    await first.deny("that is paid", by="ana")
+    again = await house.until_asked(lambda one: one.id != first.id)
+    assert paid == ["rent"]
+    await again.approve(by="ana")
+
+    assert await task.result() == "paid rent"
+    assert paid == ["rent", "rent"]
 
 
 @pytest.mark.parametrize("fan_out", ["gather", "in a branch"])
@@ -118,11 +148,7 @@ async def test_rounds_that_call_the_same_in_branches_are_not_asked_about(house: 
         await (rounds() if fan_out == "gather" else asyncio.gather(rounds()))
 
     task = await house.client.start(host)
-    for number in (1, 3):
-        actor = await house.hire(host)
-        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 1, 3, agents=[host])
 
     await task.result()
     assert sorted(paid) == ["a"] * 4 + ["b"] * 4
@@ -151,12 +177,7 @@ async def test_branches_that_save_one_state_are_asked_about_nothing_that_a_later
         await asyncio.gather(branch("a", 1), branch("b", 1.3))
 
     task = await house.client.start(host)
-    for number in (3, 6, 9):
-        actor = await house.hire(host)
-        await house.until(lambda number=number: (house.row(task).checkpoint or 0) >= number)  # type: ignore[misc]  # of this round
-        await asyncio.sleep(0.5)
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 3, 6, 9, agents=[host], after_s=0.5)
 
     await task.result()
     assert sorted(told) == ["a is alive"] * 8 + ["b is alive"] * 8
@@ -190,10 +211,7 @@ async def test_harmless_calls_of_a_branch_that_goes_on_are_found_again_too(house
         return [await beside]
 
     task = await house.client.start(host)
-    actor = await house.hire(host)
-    await house.until(lambda: house.row(task).checkpoint == 2)
-    house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 2, agents=[host])
 
     assert await task.result() == ["draft 1"]
     assert sent == ["draft 1"]
@@ -225,12 +243,7 @@ async def test_a_call_recorded_after_a_checkpoint_is_found_again_after_the_next_
         return await beside
 
     task = await house.client.start(host)
-    for number in (1, 2):
-        actor = await house.hire(host)
-        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
-        await asyncio.sleep(1)
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 1, 2, agents=[host], after_s=1)
 
     assert await task.result() == "paid rent"
     assert paid == ["rent"]
@@ -262,11 +275,6 @@ async def test_a_second_look_at_the_checkpoint_makes_no_call_an_open_one(house: 
         return [*seen, await fetch("u")]
 
     task = await house.client.start(host)
-    for number in (1, 2):
-        actor = await house.hire(host)
-        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
-        await asyncio.sleep(60)
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 1, 2, agents=[host], after_s=60)
 
     assert await task.result() == [1, 2]

@@ -40,11 +40,7 @@ async def test_a_call_equal_to_one_before_the_checkpoint_is_made_anew(house: The
         return list(state["seen"])
 
     task = await house.client.start(host)
-    for rounds in (2, 3):
-        actor = await house.hire(host)
-        await house.until(lambda rounds=rounds: house.row(task).checkpoint == rounds)  # type: ignore[misc]  # bound to this round
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 2, 3, agents=[host])
 
     assert await task.result() == [1, 2, 3, 4]
     assert sent == ["ping"] * 4
@@ -99,11 +95,7 @@ async def test_a_state_equal_to_an_earlier_one_is_a_checkpoint_of_its_own(house:
         return str(begun[-1])
 
     task = await house.client.start(host)
-    for number in (2, 3):
-        actor = await house.hire(host)
-        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
-        house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 2, 3, agents=[host])
 
     assert await task.result() == "A"
     assert begun == [None, "B", "A"]
@@ -196,11 +188,8 @@ async def test_a_call_open_at_a_checkpoint_is_found_again_however_late_its_branc
         return list(await perdure.gather(rounds(first), other(first)))
 
     task = await house.client.start(host)
-    for number in (3, 4):  # The second time before the other branch has made its call again.
-        actor = await house.hire(host, kid)
-        await house.until(lambda number=number: house.row(task).checkpoint == number)  # type: ignore[misc]  # of this round
-        house.kill(actor)
-    await house.hire(host, kid)
+    # The second time before the other branch has made its call again.
+    await house.crash_at(task, 3, 4, agents=[host, kid])
 
     assert await task.result() == [None, "paid rent"]
     assert paid == ["rent"]
@@ -261,11 +250,7 @@ async def test_a_call_that_was_left_before_the_checkpoint_is_not_taken_for_a_lat
         return "done"
 
     task = await house.client.start(host)
-    actor = await house.hire(host)
-    await house.until(lambda: house.row(task).checkpoint == 1)
-    await asyncio.sleep(60)
-    house.kill(actor)
-    await house.hire(host)
+    await house.crash_at(task, 1, agents=[host], after_s=60)
 
     assert await task.result() == "done"
     assert began[1] - began[0] == pytest.approx(5)

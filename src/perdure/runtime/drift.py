@@ -85,8 +85,8 @@ async def _ask(attempt: Attempt, call: Call, step: steps.NewStep, *, parent: str
         await asyncio.wait({asking})
         raise
     if asking.done():
-        journal.is_another(step.key)  # Also after a no: the next one is not asked about for the same record.
         attempt.allowed[step.key] = asking.result().id
+        journal.is_another(step.key)  # Not after a no, which a model may answer by calling it again.
         return
     asking.cancel(_FOUND)
     await asyncio.wait({asking})

@@ -244,7 +244,7 @@ class Journal:
             self.branches.note(branch, key)
 
     def is_another(self, key: str) -> None:
-        """A person has said of this call, which equals one that the checkpoint may not tell of, whether it may run."""
+        """A person has said of this call, which equals one that the checkpoint may not tell of, that it is another."""
         if known := self.records.is_another(key):
             self.branches.settle(known)
 
