@@ -339,7 +339,7 @@ async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Q
     while True:
         extra = {
             "returns": answers.type_word(call.annotation),
-            "cause": matter.cause,
+            "cause": matter.cause + _said_of_inside(attempt, step),
             "started_at": matter.started_ms,
             "reconcile": reconciled,
             "token": step.token or "",
@@ -350,6 +350,15 @@ async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Q
             return question, verdict
         await journal.write(questions.void, journal.fence, question.id, reason=why)
         text = f"{asked} ({question.id} was answered, but {why})"
+
+
+def _said_of_inside(attempt: Attempt, step: steps.NewStep) -> str:
+    """What is in doubt with it, and asked about by itself only should the call around it run again."""
+    inside = [one.name for one in attempt.journal.records.in_doubt_under(step.key)]
+    if not inside:
+        return ""
+    names = phrases.listed(list(dict.fromkeys(inside)))
+    return f"; {names} was cut off inside it, about which nobody is asked if this one happened"
 
 
 async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
