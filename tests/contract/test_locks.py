@@ -1,4 +1,5 @@
 """The order of locks: session, then task rows by id in one go, then questions; so nobody waits for anybody in a circle.
+Instances come before them all, and the counter that everybody shares is the last.
 
 Each operation is run through a transaction that writes down which rows its statements lock, in order. A hot verb
 touches one task row and no session at all.
@@ -28,6 +29,7 @@ from perdure.store import (
     completions,
     ends,
     instances,
+    last_words,
     messages,
     questions,
     recovery,
@@ -36,6 +38,7 @@ from perdure.store import (
     tasks,
 )
 from perdure.store.database import Row, Transaction, Value
+from perdure.store.last_words import LastWord, WordKind
 from perdure.store.queries import Query
 from tests.world import BOOM, World, done, new_step, new_task, packed, timer
 
@@ -43,7 +46,7 @@ from tests.world import BOOM, World, done, new_step, new_task, packed, timer
 pytestmark = pytest.mark.parametrize("store_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
 
 LOCKING = re.compile(r"^(?:UPDATE|INSERT INTO) (\w+)")
-ORDER = ("instances", "sessions", "tasks", "questions")
+ORDER = ("instances", "sessions", "tasks", "questions", "order")
 # The statements that lock many rows, and the tables of these.
 SETS = {
     "sets.lock_owned": "tasks",
@@ -99,7 +102,9 @@ class Recorder:
         if "FOR UPDATE" in query.postgres and not rows:
             return
         found = LOCKING.match(query.postgres)
-        if "rows" in values:
+        if query.name == "order.take":
+            self.log.append(("order", [""]))
+        elif "rows" in values:
             if query.name in SETS:  # Every other statement about a set writes what such a one has locked.
                 self.log.append((SETS[query.name], [str(row[0]) for row in rows]))
         elif query.postgres.endswith("FOR UPDATE OF s"):
@@ -111,6 +116,10 @@ class Recorder:
             self.log.append((table, ids))
         elif found is not None and found[1] in ORDER:
             self.log.append((found[1], [str(values.get("id", values.get("task", "")))]))
+
+
+def _cut_off(claim: Claim, key: str = "pay") -> LastWord:
+    return LastWord(claim.task.id, key, claim.task.attempt, WordKind.CUT_OFF)
 
 
 def record(world: World, operation: Callable[..., object], *args: Any, **kwargs: Any) -> list[tuple[str, list[str]]]:
@@ -288,6 +297,22 @@ def test_a_pass_over_many_attempts_takes_them_by_id(world: World) -> None:
     assert tables(beat) == ["instances", "tasks"]
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_that_leaves_takes_a_place_last_of_all(world: World, told: bool) -> None:
+    identities = [world.new_worker().id for _ in range(2)]
+    claims = [world.start() for _ in range(3)]
+    for claim in claims:
+        world.begin(claim, "pay", risk="high")
+    words = [_cut_off(claim) for claim in reversed(claims)] if told else []
+
+    log = record(world, instances.mark_stopped, *reversed(identities), words=words)
+
+    assert tables(log) == ["instances", *(["tasks"] if told else []), "order"]
+    for table in ("instances", "tasks"):
+        locked = [one for name, ids in log if name == table for one in ids]
+        assert locked == sorted(locked)
+
+
 def test_a_delivery_is_taken_after_the_owner_is_proven(world: World) -> None:
     lost = world.start()
     world.store.call(messages.send, lost.task.id, name="n", key="k", payload=packed(1), unread_limit=10)
@@ -326,7 +351,7 @@ class Crowd:
         call = self.world.store.call
         claim, task_id = random.choice(self.claims), random.choice(self.task_ids)
         who = random.choice(self.world._workers)
-        match random.randrange(15):
+        match random.randrange(16):
             case 0 if random.random() < 0.1:
                 call(ends.cancel, task_id)
             case 1:
@@ -373,6 +398,11 @@ class Crowd:
                 call(steps.complete, claim.fence, new_step(f"{random.random()}"), done(), begun=False)
             case 13:
                 call(steps.begin, claim.fence, new_step(f"{random.random()}"), counts=True)
+            case 14:
+                key = f"{random.random()}"
+                call(steps.begin, claim.fence, new_step(key, risk="high"))
+                some_claims = random.sample(self.claims, min(3, len(self.claims)))
+                call(last_words.tell, [_cut_off(one, key) for one in (claim, *some_claims)])
             case _:
                 self.claims.append(self.world.start())
                 self.task_ids.append(self.claims[-1].task.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -301,28 +302,30 @@ async def test_an_attempt_that_a_worker_no_longer_holds_is_interrupted_and_taken
 
 
 class Failing:
-    """Lets a worker's writes fail for a while."""
+    """Lets a worker's writes fail for a while, or what it reads."""
 
-    def __init__(self, actor: Actor, error: Callable[[], StoreError]) -> None:
+    def __init__(self, actor: Actor, error: Callable[[], StoreError], *, what: str = "write") -> None:
         self._line: Line = actor.line
-        self._write = actor.line.write
+        self._what = what
+        self._real = getattr(actor.line, what)
         self._error = error
         self.refused = 0
 
     def fail(self) -> None:
-        """From now on every durable write fails."""
-        self._line.write = self._refuse  # type: ignore[method-assign]  # it is what fails
+        """From now on every durable write fails, or every read."""
+        setattr(self._line, self._what, self._refuse)
 
     def work(self) -> None:
         """From now on they go through."""
-        self._line.write = self._write  # type: ignore[method-assign]  # back again
+        setattr(self._line, self._what, self._real)
 
     def _refuse(self, unit: Unit[Any], waiter: Waiter) -> None:
         self.refused += 1
         asyncio.get_running_loop().call_soon(waiter.deliver, None, self._error())
 
 
-async def test_a_busy_store_is_asked_again_and_the_agent_never_sees_it(house: Theatre) -> None:
+@pytest.mark.parametrize("what", ["write", "read"])
+async def test_a_busy_store_is_asked_again_and_the_agent_never_sees_it(house: Theatre, what: str) -> None:
     failing: list[Failing] = []
 
     @perdure.tool(risk="low")
@@ -333,10 +336,13 @@ async def test_a_busy_store_is_asked_again_and_the_agent_never_sees_it(house: Th
 
     @perdure.agent
     async def host() -> str:
-        return await look()
+        draft = await perdure.artifact("draft", "a text")
+        seen = await look()
+        assert await perdure.read_artifact(draft) == b"a text"
+        return seen
 
     actor = await house.hire(host)
-    failing.append(Failing(actor, lambda: StoreBusy("held by 7", holder_pid=7)))
+    failing.append(Failing(actor, lambda: StoreBusy("held by 7", holder_pid=7), what=what))
     task = await house.client.start(host)
 
     assert await task.result() == "seen"
@@ -367,6 +373,36 @@ async def test_a_store_that_was_away_for_a_moment_costs_the_attempt_and_not_the_
     assert await task.result() == "seen"
     assert not actor.running.done()
     assert len(house.attempts(task)) == 2
+
+
+async def test_a_task_that_was_let_go_is_taken_up_though_its_agent_lingers(house: Theatre) -> None:
+    failing: list[Failing] = []
+    begun: list[float] = []
+
+    @perdure.tool(risk="low")
+    async def look() -> str:
+        if len(begun) == 1:
+            failing[0].fail()
+            house.loop.call_later(0.5, failing[0].work)
+        return "seen"
+
+    @perdure.agent
+    async def host() -> str:
+        begun.append(house.loop.time())
+        try:
+            return await look()
+        finally:
+            if len(begun) == 1:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1800)
+                await asyncio.sleep(1800)
+
+    actor = await house.hire(host)
+    failing.append(Failing(actor, lambda: StoreError("the server has gone away")))
+    task = await house.client.start(host)
+
+    assert await task.result() == "seen"
+    assert begun[1] - begun[0] < 60
 
 
 @pytest.mark.parametrize("order", [("9", "10"), ("10", "9")])

@@ -14,10 +14,10 @@ PAY = LastWord("task", "pay", 1)
 
 @pytest.fixture
 def calls() -> InFlightCalls:
-    async def last_order() -> int:
+    async def take_order() -> int:
         return 7
 
-    return InFlightCalls(last_order)
+    return InFlightCalls(take_order)
 
 
 async def _left(calls: InFlightCalls) -> asyncio.Future[str]:

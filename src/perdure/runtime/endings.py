@@ -118,10 +118,9 @@ async def _complete(attempt: Attempt, stored: bytes) -> None:
             attempt.outcome = TaskStatus.COMPLETED, None
     except RefusedBySchema as refused:  # Its result cannot be stored.
         await _fail(attempt, refused)
-    except InvariantError:
+    except InvariantError as why:
         log.exception("task %s cannot complete; it is looked at again", attempt.task.id)
-        reason = "a call of it was left in doubt"
-        await _write(attempt, tasks.interrupt, attempt.task.id, journal.fence.execution_id, reason=reason)
+        await _write(attempt, tasks.interrupt, attempt.task.id, journal.fence.execution_id, reason=str(why))
 
 
 async def _complete_together(attempt: Attempt, result: codec.Packed) -> bool:

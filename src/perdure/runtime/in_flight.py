@@ -20,10 +20,10 @@ Tell = Callable[[asyncio.Future[Any]], tuple[WordKind, bytes]]
 
 
 class InFlightCalls:
-    """The running calls by task and key. Belongs to one event loop. `last_order` reads the newest place (order.py)."""
+    """The running calls by task and key. Belongs to one event loop. `take_order` takes a place (order.py)."""
 
-    def __init__(self, last_order: Callable[[], Awaitable[int]]) -> None:
-        self._last_order = last_order
+    def __init__(self, take_order: Callable[[], Awaitable[int]]) -> None:
+        self._take_order = take_order
         self._running: dict[Place, set[asyncio.Future[Any]]] = {}
         self._words: dict[Place, LastWord] = {}
         self._placing: dict[Place, asyncio.Task[None]] = {}
@@ -107,7 +107,7 @@ class InFlightCalls:
         place = (word.task_id, word.key)
         try:
             with suppress(StoreError):  # Until it is placed, it counts as later than any answer.
-                order = await self._last_order()
+                order = await self._take_order()
                 if self._words.get(place) is word:
                     self._words[place] = word._replace(order=order)
         finally:

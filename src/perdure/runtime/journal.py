@@ -126,11 +126,14 @@ class Journal:
     async def read(
         self, operation: Callable[Concatenate[Transaction, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a reading operation."""
-        try:
-            return await aio.read(self.store, operation, *args, **kwargs)
-        except StoreError as error:
-            raise self._ended_by(error) from error
+        """Run a reading operation. A busy store is asked again; any other store error ends the attempt."""
+        while True:
+            try:
+                return await aio.read(self.store, operation, *args, **kwargs)
+            except StoreBusy:
+                await asyncio.sleep(aio.BUSY_AGAIN_S)
+            except StoreError as error:
+                raise self._ended_by(error) from error
 
     def forget(self) -> None:
         """The attempt has ended: whoever still writes is not heard any more."""

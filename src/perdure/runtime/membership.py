@@ -29,7 +29,6 @@ from perdure.runtime.liveness import (
 )
 from perdure.states import InstanceStatus
 from perdure.store import Store, aio, instances, last_words
-from perdure.store.database import Transaction
 from perdure.store.last_words import LastWord
 
 log = logging.getLogger(__name__)
@@ -162,7 +161,8 @@ class Membership:
                     if is_inside:
                         await self._tell_wanted(words, aio.call_patiently)
                     else:
-                        await aio.call_patiently(self._store, _stop, [one for one, _ in identities], words)
+                        ids = [one for one, _ in identities]
+                        await aio.call_patiently(self._store, instances.mark_stopped, *ids, words=words)
         finally:
             if not is_inside:  # Also when nobody could be told: then a free lock is all that is left to say it.
                 for _, lock in identities:
@@ -207,7 +207,7 @@ class Membership:
         while True:
             words = self._words_of_the_dead()
             try:
-                await aio.call_patiently(self._store, _stop, [instance_id], words)
+                await aio.call_patiently(self._store, instances.mark_stopped, instance_id, words=words)
             except StoreError as error:
                 log.warning("%s could not be retired; trying again in %.1f s: %s", instance_id, pause_s, error)
                 await asyncio.sleep(pause_s)
@@ -221,10 +221,3 @@ class Membership:
         """Last words of attempts that have ended. One that lives may run the call yet, and make its word untrue."""
         alive = set(self._attempts())
         return [word for word in self._in_flight.words() if (word.task_id, word.attempt) not in alive]
-
-
-def _stop(tx: Transaction, instance_ids: Sequence[str], words: Sequence[LastWord]) -> None:
-    # In one commit: whoever sees that an instance is dead also sees what it had to say.
-    last_words.tell(tx, words)
-    for instance_id in instance_ids:
-        instances.mark_stopped(tx, instance_id)

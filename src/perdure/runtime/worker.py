@@ -86,7 +86,7 @@ class Worker:
         self.store = store
         self.settings = store.settings
         self.random: Random = store.ids.random()
-        self._in_flight = InFlightCalls(lambda: aio.read(store, order.last))
+        self._in_flight = InFlightCalls(lambda: aio.call_softly(store, order.take))
         self.pulses = PulseBuffer(self.settings.pulse_kept, clock=store.clock)
         self._flusher = PulseFlusher(
             self.pulses,
@@ -411,7 +411,8 @@ class Worker:
     async def beat(self) -> bool:
         """Prove that this process lives and reconcile what it owns. False when it was taken for dead."""
         async with self._ownership:
-            held = list(self.attempts)
+            # One that was let go, for the store failed, is this process's in the database alone.
+            held = [one for one, attempt in self.attempts.items() if not attempt.has_lost]
             beat = await self._member.beat(held)
             if not beat.alive:
                 for attempt in list(self.attempts.values()):

@@ -114,7 +114,7 @@ def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewS
     task_ops.hold_session(tx, fence.task_id)
     parent = task_from_row(_locked(tx, fence.task_id))
     if parent.execution_id != fence.execution_id or parent.generation != fence.generation:
-        task_ops.refuse(tx, fence, "spawn")
+        task_ops.raise_unproven(tx, fence, "spawn")
     found = _known(tx, [(parent.root_session_id, parent.id, one) for _, one in new])
     if found is not None:
         return Admission(found, True)

@@ -1,7 +1,8 @@
 """Ends: one transaction proves the right to end, sets the outcome, ends the attempt, cancels open questions, takes
 along the children that go with it, wakes a waiting parent, and writes the events. Exactly one writer wins.
 
-Locks: session, then every task row that may change, in one statement ordered by id.
+Locks: session, then every task row that may change, in one statement ordered by id. Who settles a call of an ended
+task locks that task alone.
 
 What a person has said of a call in doubt is recorded with the end, though nobody has acted on it yet; of one that an
 ended task left in doubt it can be recorded later.
@@ -49,9 +50,8 @@ def complete(
     if parent_id is None and _complete_alone(tx, fence, root, result, _Last(notes, risk_seen)):
         return
     family = _family(tx, fence.task_id, parent_id)
-    me = family.me
-    if me.execution_id != fence.execution_id or me.generation != fence.generation:
-        task_ops.refuse(tx, fence, "complete")
+    if not _is_owner(family.me, fence):
+        task_ops.raise_unproven(tx, fence, "complete")
     _finish(tx, family, fence, "complete", result=payloads.keep(tx, result), error=None, last=_Last(notes, risk_seen))
 
 
@@ -268,8 +268,8 @@ def _finish(
 ) -> None:
     me = family.me
     steps.check_notes(last.notes)
-    if me.execution_id != fence.execution_id or me.generation != fence.generation or me.status.is_terminal:
-        task_ops.refuse(tx, fence, verb)
+    if not _is_owner(me, fence) or me.status.is_terminal:
+        task_ops.raise_unproven(tx, fence, verb)
     revision = sessions.raise_revision(tx, me.root_session_id)
     if family.has_doubts:
         _end_calls(tx, me, completes=error is None)
@@ -293,6 +293,10 @@ def _finish(
         _end_children(tx, family, revision, all_children=False, reason=f"its parent failed: {error}")
     _wake_parent(tx, family)
     tx.hint()
+
+
+def _is_owner(task: Task, fence: Fence) -> bool:
+    return task.execution_id == fence.execution_id and task.generation == fence.generation
 
 
 def _complete_alone(tx: Transaction, fence: Fence, root_session_id: str, result: codec.Packed, last: _Last) -> bool:
@@ -334,7 +338,7 @@ def _end(
 ) -> bool:
     family = _hold(tx, task_id)
     me = family.me
-    if me.status.is_terminal or (fence is not None and me.execution_id != fence.execution_id):
+    if me.status.is_terminal or (fence is not None and not _is_owner(me, fence)):
         return False
     revision = sessions.raise_revision(tx, me.root_session_id)
     _end_children(tx, family, revision, all_children=all_children, reason=f"its parent ended: {error.message}")
@@ -366,7 +370,7 @@ def _end_one(tx: Transaction, task: Task, verb: str, error: Error, revision: int
 
 
 def _end_children(tx: Transaction, family: _Family, revision: int, *, all_children: bool, reason: str) -> None:
-    """Cancel open descendants, leaves first: all, or those that were waited for (and what hangs below them)."""
+    """Cancel open descendants, leaves first: all, or foreground ones and theirs, so that background work lives on."""
     going = {family.me.id}
     for task in reversed(family.descendants):  # parents before children
         if all_children or (task.parent_task_id in going and task.mode is Mode.FOREGROUND):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perdure.errors import NotFound
 from perdure.model.instance import Instance, InstanceType
-from perdure.store import order
+from perdure.store import last_words, order
 from perdure.store import tasks as task_ops
 from perdure.store.database import Transaction
+from perdure.store.last_words import LastWord
 from perdure.store.queries import as_rows, load
 from perdure.store.sessions import check_id
 
@@ -134,13 +135,19 @@ def mark_crashed(tx: Transaction, instance_id: str, *, heartbeat: int) -> bool:
     return won
 
 
-def mark_stopped(tx: Transaction, instance_id: str) -> bool:
-    """The process has ended, or has acknowledged that it no longer owns anything. Idempotent."""
-    won = tx.run(Q.stop, id=instance_id) == 1
-    if won:
+def mark_stopped(tx: Transaction, *instance_ids: str, words: Sequence[LastWord] = ()) -> bool:
+    """A process has ended, or has acknowledged that it no longer owns anything, under one identity or several.
+
+    Who sees that it is dead also sees its last words. True if it was not stopped yet; idempotent. Locks the instances,
+    then tasks, then the counter of everybody.
+    """
+    stopped = [one for one in sorted(instance_ids) if tx.run(Q.stop, id=one) == 1]
+    last_words.tell(tx, words)
+    for instance_id in stopped:
         tx.run(Q.place_stop, id=instance_id, order=order.take(tx))
+    if stopped:
         tx.hint()
-    return won
+    return bool(stopped)
 
 
 def interrupt_orphans(tx: Transaction, *, limit: int = 100) -> list[str]:

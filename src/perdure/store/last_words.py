@@ -63,18 +63,28 @@ def tell(tx: Transaction, words: Sequence[LastWord]) -> None:
 
     In a task that has ended nobody would act on the word, so that it settles its call, too.
     """
-    for word in sorted(words):
-        row = tx.one(S.newest_try, id=word.task_id, key=word.key)
-        if row is None:
-            continue
-        step_index, outcome, attempt, status = row
-        if outcome is not None and not (attempt == word.attempt and _contradicts(word, outcome)):
-            continue
-        place = order.last(tx) if word.kind is WordKind.CUT_OFF and word.order is None else word.order
-        told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "order": place}
-        events.tell(tx, word.task_id, EventKind.CALL_ENDED_LATE, told)
-        if outcome is None and attempt == word.attempt and _is_over(status):
-            _settle(tx, word, step_index)
+    for task_id in sorted({word.task_id for word in words}):
+        tx.one(T.lock_status, id=task_id)  # Whether the task has ended does not change meanwhile.
+    unplaced = [word for word in words if word.kind is WordKind.CUT_OFF and word.order is None]
+    for word in sorted(set(words).difference(unplaced)):
+        _tell(tx, word)
+    if unplaced:  # Last of all, for until the commit nobody else takes a place.
+        place = order.take(tx)
+        for word in sorted(unplaced):
+            _tell(tx, word._replace(order=place))
+
+
+def _tell(tx: Transaction, word: LastWord) -> None:
+    row = tx.one(S.newest_try, id=word.task_id, key=word.key)
+    if row is None:
+        return
+    step_index, outcome, attempt, status = row
+    if outcome is not None and not (attempt == word.attempt and _contradicts(word, outcome)):
+        return
+    told = {"key": word.key, "attempt": word.attempt, "outcome": word.kind, "body": word.body, "order": word.order}
+    events.tell(tx, word.task_id, EventKind.CALL_ENDED_LATE, told)
+    if outcome is None and attempt == word.attempt and _is_over(status):
+        _settle(tx, word, step_index)
 
 
 def _is_over(status: str) -> bool:

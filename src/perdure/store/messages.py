@@ -32,7 +32,7 @@ def append(tx: Transaction, fence: Fence, message: NewMessage, *, step_key: str)
         return int(known[0])
     row = tx.one(T.next_message, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
-        task_ops.refuse(tx, fence, "message")
+        task_ops.raise_unproven(tx, fence, "message")
     n, count, step_count = row
     insert(tx, n, message, seq=count - 1, step_key=step_key, at_step=step_count)
     return int(count - 1)
@@ -109,7 +109,7 @@ def save_checkpoint(
         return int(known[0])
     row = tx.one(T.next_checkpoint, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
-        task_ops.refuse(tx, fence, "checkpoint")
+        task_ops.raise_unproven(tx, fence, "checkpoint")
     n, seq, number, step_count, message_count, tool_call_id = row
     at_step = step_count if at_step is None else min(at_step, step_count)
     tx.run(
@@ -223,7 +223,7 @@ def emit_owned(tx: Transaction, fence: Fence, kind: str, payload: Any) -> int:
     """Write a skeleton event as the task's owner. Returns its seq. Raises LeaseLost."""
     row = tx.one(T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
-        task_ops.refuse(tx, fence, "event")
+        task_ops.raise_unproven(tx, fence, "event")
     n, seq, _count = row
     events.emit(tx, n, seq, kind, payload if isinstance(payload, dict) else {"value": payload})
     return int(seq)

@@ -12,14 +12,10 @@ Q = load("order")
 
 
 def take(tx: Transaction) -> int:
-    """The place of what this transaction writes: after everything that is committed."""
+    """The place of what this transaction writes: after all that has taken one before, which is waited for.
+
+    So it is taken and not looked up: a look does not see one that is taken and not committed yet.
+    """
     row = tx.one(Q.take)
-    assert row is not None
-    return int(row[0])
-
-
-def last(tx: Transaction) -> int:
-    """The newest place so far. Whatever takes one from now on comes later."""
-    row = tx.one(Q.last)
     assert row is not None
     return int(row[0])

@@ -55,7 +55,7 @@ def open_question(tx: Transaction, fence: Fence, new: NewQuestion) -> Question:
     if known is not None and (new.kind is not QuestionKind.CALL or known.digest == new.digest):
         return known
     if task.execution_id != fence.execution_id or task.generation != fence.generation:
-        task_ops.refuse(tx, fence, "question")
+        task_ops.raise_unproven(tx, fence, "question")
     revision = sessions.raise_revision(tx, task.root_session_id)
     if known is not None:
         _void(tx, task.id, known, reason="the call has other arguments now", revision=revision)
@@ -66,7 +66,7 @@ def void(tx: Transaction, fence: Fence, question_id: str, *, reason: str) -> Non
     """Take an answer out of use, as the owner of the task: it may no longer be true. Raises LeaseLost."""
     task = _lock(tx, fence.task_id)
     if task.execution_id != fence.execution_id or task.generation != fence.generation:
-        task_ops.refuse(tx, fence, "question")
+        task_ops.raise_unproven(tx, fence, "question")
     _void(tx, task.id, get(tx, question_id), reason=reason, revision=sessions.raise_revision(tx, task.root_session_id))
 
 
@@ -77,7 +77,7 @@ def take_back(tx: Transaction, fence: Fence, question_id: str, *, reason: str) -
     task = _lock(tx, fence.task_id)
     found = get(tx, question_id)
     if task.execution_id != fence.execution_id or task.generation != fence.generation:
-        task_ops.refuse(tx, fence, "question")
+        task_ops.raise_unproven(tx, fence, "question")
     if found.status is QuestionStatus.OPEN:
         _void(tx, task.id, found, reason=reason, revision=sessions.raise_revision(tx, task.root_session_id))
 

@@ -204,7 +204,7 @@ def begin_again(tx: Transaction, fence: Fence, key: str, try_number: int, *, que
     """
     row = tx.one(T.next_owned_seq, id=fence.task_id, execution_id=fence.execution_id, generation=fence.generation)
     if row is None:
-        task_ops.refuse(tx, fence, "step")
+        task_ops.raise_unproven(tx, fence, "step")
     n, seq, _count = row
     if tx.run(Q.begin_again, task=n, key=key, try_number=try_number, id=fence.task_id) != 1:
         _refuse_ended(fence, key)
@@ -370,7 +370,7 @@ def _prove(
             return known, seq, count, place.attempt
     row = tx.one(T.record_step, id=fence.task_id, **change)
     if row is None:
-        task_ops.refuse(tx, fence, "step")
+        task_ops.raise_unproven(tx, fence, "step")
     n, seq, count, attempt = row
     if place is not None:
         place.n, place.event_seq, place.step_count, place.attempt = n, seq, count, attempt

@@ -178,7 +178,7 @@ def retry(tx: Transaction, fence: Fence, *, available_at: int, error: Error, rer
     rank_at = available_at if is_later else tx.now
     row = tx.one(Q.retry, **_fence(fence), available_at=available_at if is_later else AT_ONCE, rank_at=rank_at)
     if row is None:
-        _refuse(tx, fence, "retry")
+        raise_unproven(tx, fence, "retry")
     proof, failures = Proof(*row[:-1]), row[-1]
     for step_index in rerun_steps:
         tx.run(S.mark_retried, task=proof.n, step_index=step_index)
@@ -333,12 +333,12 @@ def _fence(fence: Fence) -> dict[str, Any]:
 
 def _owned(tx: Transaction, fence: Fence, verb: str, row: Row | None) -> Proof:
     if row is None:
-        _refuse(tx, fence, verb)
+        raise_unproven(tx, fence, verb)
     return Proof(*row)
 
 
-def _refuse(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
-    """Say why a fenced verb changed nothing."""
+def raise_unproven(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
+    """Say why a fenced verb changed nothing. Raises NotFound, IllegalTransition or LeaseLost."""
     row = tx.one(Q.place, id=fence.task_id)
     if row is None:
         raise NotFound(f"there is no task {fence.task_id}")
@@ -356,11 +356,6 @@ def _refuse(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
         task_id=fence.task_id,
         execution_id=fence.execution_id,
     )
-
-
-def refuse(tx: Transaction, fence: Fence, verb: str) -> NoReturn:
-    """For the fenced writes of other aggregates: say why the proof failed."""
-    _refuse(tx, fence, verb)
 
 
 def _earliest(waits: Sequence[Wait]) -> int:

@@ -5,8 +5,3 @@ UPDATE counters
 SET value = value + 1
 WHERE name = 'order'
 RETURNING value
-
--- name: last
-SELECT value
-FROM counters
-WHERE name = 'order'

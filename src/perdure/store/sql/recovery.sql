@@ -14,7 +14,7 @@ ORDER BY d.n DESC
 LIMIT :limit
 
 -- name: look
--- What a decision needs of other rows. Is the trace whole, from where a replay begins? Its rows against the counter.
+-- What a decision needs of other rows. Count, first and last index tell whether the trace is whole from there on.
 SELECT
     (SELECT a.execution_id FROM attempts a WHERE a.task = :task ORDER BY a.number DESC LIMIT 1),
     (SELECT e.payload FROM events e WHERE e.task = :task AND e.kind = :interrupted ORDER BY e.seq DESC LIMIT 1),

@@ -87,7 +87,7 @@ WHERE s.task = :task AND s.outcome IS NULL AND s.risk <> 'low' AND s.retried_at 
 ORDER BY s.step_index
 
 -- name: left_open
--- The same, and whether each is known not to have happened.
+-- Every call above low risk without an outcome, and whether it is known not to have happened. Also before a new beginning.
 SELECT s.step_index, s.name, s.key, CASE WHEN s.retried_at IS NULL THEN 0 ELSE 1 END
 FROM steps s
 WHERE s.task = :task AND s.outcome IS NULL AND s.risk <> 'low'
