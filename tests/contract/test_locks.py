@@ -307,8 +307,8 @@ def test_a_worker_that_leaves_takes_a_place_last_of_all(world: World, told: bool
 
     log = record(world, instances.mark_stopped, *reversed(identities), words=words)
 
-    assert tables(log) == ["instances", *(["tasks"] if told else []), "order"]
-    for table in ("instances", "tasks"):
+    assert tables(log) == ["instances", *(["sessions", "tasks"] if told else []), "order"]
+    for table in ("instances", "sessions", "tasks"):
         locked = [one for name, ids in log if name == table for one in ids]
         assert locked == sorted(locked)
 

@@ -17,7 +17,6 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from random import Random
@@ -27,18 +26,18 @@ from perdure import ambient, codec
 from perdure.definitions import AgentCall, AgentDefinition, ToolCall, hints, unbind_arguments
 from perdure.errors import BadInput, Cancelled, Damaged, Error, LeaseLost, Refused, RefusedBySchema, StoreError, Suspend
 from perdure.model.question import Question
-from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
 from perdure.policy.budget import Budget
 from perdure.policy.risk import Risk
 from perdure.runtime import calls, durable, endings, stand_ins
+from perdure.runtime.branches import Mark, mark_thread, of_agent
 from perdure.runtime.call import Call, from_tool
 from perdure.runtime.histories import read_again
 from perdure.runtime.in_flight import InFlightCalls
 from perdure.runtime.journal import Journal
 from perdure.runtime.raised import walk
 from perdure.runtime.running import contained, contained_in_thread, until_done
-from perdure.runtime.spending import Spending
+from perdure.runtime.spending import Saved, Spending
 from perdure.runtime.threads import block_on, start_thread
 from perdure.runtime.waits import Waits
 from perdure.settings import Settings
@@ -131,21 +130,6 @@ class Host(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Saved:
-    """What records have answered in this attempt: calls not made and tokens not bought again."""
-
-    model_calls: int = 0
-    tool_calls: int = 0
-    tokens: int = 0
-
-    def count(self, record: Step) -> None:
-        """One more answer."""
-        self.model_calls += record.event_kind == StepKind.MODEL_CALL
-        self.tool_calls += record.event_kind == StepKind.TOOL_CALL
-        self.tokens += record.prompt_tokens + record.completion_tokens
-
-
 class Attempt:
     """One attempt. Lives on one event loop; synchronous agents call in from their thread."""
 
@@ -227,7 +211,7 @@ class Attempt:
         try:
             args, kwargs = self._arguments()
             if not self.definition.is_async:
-                run = contained_in_thread(fn, *args, **kwargs)
+                run = contained_in_thread(of_agent(fn), *args, **kwargs)
                 return start_thread(run, context=context, name=self.definition.name)
             agent = self._loop.create_task(contained(fn, *args, **kwargs), context=context)
             scope.runs_in(agent)
@@ -442,7 +426,7 @@ class Attempt:
         """From a thread of the attempt: run a coroutine on its loop and wait. Raises Suspend or Cancelled."""
         try:
             self.check()
-            answer: R = block_on(self._loop, make, started=partial(self._bridge, threading.current_thread()))
+            answer: R = block_on(self._loop, make, started=partial(self._bridge, mark_thread()))
             return answer
         except (asyncio.CancelledError, concurrent.futures.CancelledError):
             if self.stopping in (Stop.RELEASE, Stop.SUSPEND, Stop.INTERRUPT):
@@ -453,8 +437,9 @@ class Attempt:
             is_cut_off = scope is not None and scope.is_cut_off
             raise Cancelled(ambient.CUT_OFF if is_cut_off else "what was called here has been cancelled") from None
 
-    def _bridge(self, thread: threading.Thread, task: asyncio.Task[Any]) -> None:
-        self._bridged[task] = thread
+    def _bridge(self, mark: Mark, task: asyncio.Task[Any]) -> None:
+        self._bridged[task] = mark.thread
+        mark.calls_by(task)
         task.add_done_callback(lambda _: self._bridged.pop(task, None))
         if self.stopping is not None:
             task.cancel()

@@ -1,17 +1,23 @@
 """What the state that an agent saves cannot tell of: calls made in branches beside whoever saves it.
 
-A branch is an asyncio task beside the one that runs the agent. After a restart an agent that goes on from a checkpoint
-begins its branches anew, and they come again to what they had called. Of a branch that still went on, that is to be
-found again. Where nobody knows whether the state tells of a call, a dangerous one that is equal is asked about.
+A branch is an asyncio task beside the one that runs the agent, or code of its in another thread. After a restart an
+agent that goes on from a checkpoint begins its branches anew, and they come again to what they had called. Of an
+asyncio task that still went on, that is to be found again. Where nobody knows whether the state tells of a call, a
+dangerous one that is equal is asked about.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 from weakref import ref
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Beside(NamedTuple):
@@ -22,21 +28,65 @@ class Beside(NamedTuple):
     sure: list[str]  # that was said of these before, and is over
 
 
+class Mark:
+    """A function that runs in a thread of the agent's: its context alone keeps this, for as long as it runs."""
+
+    __slots__ = ("__weakref__", "around", "branch", "is_agent", "task", "thread")
+
+    def __init__(self, around: Mark | None = None, *, is_agent: bool = False) -> None:
+        self.around = around  # of the function in whose thread this one was begun
+        self.is_agent = is_agent  # the agent itself, and no branch
+        self.thread = threading.current_thread()
+        self.task: ref[asyncio.Task[object]] | None = None  # makes its present call for it, on the loop
+        self.branch: _Branch | None = None
+
+    def calls_by(self, task: asyncio.Task[object]) -> None:
+        """This task makes its call."""
+        self.task = ref(task)
+
+    @property
+    def is_branch_calling(self) -> bool:
+        """Whether this code is a call that a branch makes in its thread."""
+        return not self.is_agent and self.task is not None and self.task() is asyncio.current_task()
+
+
 class _Branch:
-    """One asyncio task, the branch that began it as far as that is known, and the keys of its calls."""
+    """An asyncio task or a function in a thread, the branch that began it as far as that is known, and its keys."""
 
-    __slots__ = ("keys", "of", "parent", "saves", "task")
+    __slots__ = ("keys", "mark", "of", "parent", "saves", "task", "told")
 
-    def __init__(self, of: Branches, task: asyncio.Task[object] | None, parent: _Branch | None) -> None:
+    def __init__(
+        self,
+        of: Branches,
+        parent: _Branch | None,
+        *,
+        task: asyncio.Task[object] | None = None,
+        mark: Mark | None = None,
+    ) -> None:
         self.of, self.parent = of, parent
         self.task = None if task is None else ref(task)
-        self.keys: list[str] = []
+        self.mark = None if mark is None else ref(mark)
+        self.keys: list[str] = []  # of its calls
+        self.told: list[str] = []  # of its messages
         self.saves = False  # states of its own
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is not at its end."""
+        if self.mark is not None:
+            return self.mark() is not None
+        task = None if self.task is None else self.task()
+        return task is not None and not task.done()
 
     @property
     def goes_on(self) -> bool:
         """Whether it, or a branch that it was begun in, is not at its end."""
-        return any(_is_under_way(one) for one in self.line())
+        return any(one.is_under_way for one in self.line())
+
+    @property
+    def is_found_again(self) -> bool:
+        """Whether it certainly goes on, and saves no states. When exactly code in a thread has ended, nobody knows."""
+        return self.goes_on and not self.saves and all(one.mark is None for one in self.line())
 
     def line(self) -> Iterator[_Branch]:
         """It, and the branches it was begun in, the next first."""
@@ -50,28 +100,53 @@ class _Branch:
 _here: ContextVar[_Branch | None] = ContextVar("perdure_here", default=None)
 # So many calls the agent's own task had made when this code's branch began.
 _heard_of: ContextVar[tuple[Branches, int] | None] = ContextVar("perdure_heard_of", default=None)
+_mark: ContextVar[Mark | None] = ContextVar("perdure_mark", default=None)
+
+
+def mark_thread() -> Mark:
+    """In a thread beside the one that runs the agent: the function whose code makes a call now."""
+    known = _mark.get()
+    if known is None or known.thread is not threading.current_thread():
+        known = Mark(known)
+        _mark.set(known)
+    return known
+
+
+def of_agent(fn: Callable[P, R]) -> Callable[P, R]:
+    """`fn`, a synchronous agent: the thread that runs it is no branch."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        _mark.set(Mark(is_agent=True))
+        return fn(*args, **kwargs)
+
+    return run
 
 
 class Branches:
     """The branches of one attempt's agent, and what they have called that is not harmless to call again."""
 
     def __init__(self) -> None:
-        self._main = _Branch(self, None, None)
+        self._main = _Branch(self, None)
         self._made_by_main = 0
         self._unsure: dict[str, _Branch] = {}  # what a checkpoint has been saved with
         self._settled: list[str] = []
         self._known: list[_Branch] = []
 
     def enter(self, task: asyncio.Task[object] | None) -> _Branch:
-        """The running branch, that is `task`; None: the agent's own task."""
-        if task is None:
-            return self._main
-        here = _here.get()
+        """The running branch, that is `task` or a thread for which it calls; None: the agent's own task, or thread."""
+        mark, here = _mark.get(), _here.get()
         if here is not None and here.of is not self:
             here = None
+        if mark is not None and mark.is_branch_calling:
+            if mark.branch is None or mark.branch.of is not self:
+                around = None if mark.around is None else mark.around.branch
+                mark.branch = self._begun(_Branch(self, here if around is None else around, mark=mark))
+            _here.set(mark.branch)
+            return mark.branch
+        if task is None:
+            return self._main
         if here is None or here.task is None or here.task() is not task:
-            here = _Branch(self, task, here)
-            self._known.append(here)
+            here = self._begun(_Branch(self, here, task=task))
             _here.set(here)
         return here
 
@@ -87,40 +162,67 @@ class Branches:
             self._made_by_main += 1
             _heard_of.set((self, self._made_by_main))
 
-    def beside(self, saver: asyncio.Task[object] | None) -> Beside:
-        """What the state cannot tell of that is saved now, in the branch `saver` or the agent's own task (None).
+    def note_told(self, task: asyncio.Task[object], key: str) -> None:
+        """The branch adds a message."""
+        self.enter(task).told.append(key)
+
+    @contextmanager
+    def beside(self, saver: asyncio.Task[object] | None, *, is_all: bool) -> Iterator[Beside]:
+        """What the state cannot tell of that is saved inside, in the branch `saver` or the agent's own task (None).
 
         The agent's own task is taken to know of branches that have ended; a branch of those that it had begun, and of
         what the agent's own task had called before. What a branch has called that saves states, too, may stand in a
-        state that they share. Each call of which nobody can be sure is told of once; what goes on, each time.
+        state that they share. Each call of which nobody can be sure is told of once, unless saving fails; what goes
+        on, each time. A branch that does nothing else (`is_all`) saves for whoever began it.
         """
         here = self.enter(saver)
+        if is_all:
+            here = self._behind(here)
         here.saves = True
-        here.keys.clear()
         found = Beside([], [], self._settled)
         self._settled = []
-        for key in [key for key, one in self._unsure.items() if self._knows(here, one)]:
+        for key in [key for key, one in self._unsure.items() if _knows(here, one)]:
             del self._unsure[key]
             found.sure.append(key)
-        if here is not self._main:
-            heard_of = len(self._main.keys) - (self._made_by_main - self._heard_of_main())
-            self._tell(found, self._main, self._main.keys[max(heard_of, 0) :])
-        self._main.keys.clear()
-        for one in self._known:
-            if not self._knows(here, one):
-                if one.goes_on and not one.saves:
-                    found.going_on.extend(one.keys)
-                    continue
-                self._tell(found, one, one.keys)
-            one.keys.clear()
+        told: list[tuple[_Branch, list[str], list[str]]] = []
+        for one in (self._main, *self._known):
+            if not self._add(found, here, one):
+                told.append((one, one.keys, one.told))
+                one.keys, one.told = [], []
         self._known = [one for one in self._known if one.keys or one.goes_on]
-        return found
+        try:
+            yield found
+        except BaseException:  # Nobody knows whether it was saved: then it is told again.
+            for one, keys, messages in told:
+                one.keys, one.told = keys + one.keys, messages + one.told
+                if one is not self._main and one not in self._known:
+                    self._known.append(one)
+            self._settled = found.sure + self._settled
+            raise
 
-    def _knows(self, saver: _Branch, one: _Branch) -> bool:
-        """Whether what this branch has called may be taken for known to the one that saves."""
-        if one is saver or (saver in one.line() and not _is_under_way(one)):
-            return True
-        return saver is self._main and not one.goes_on
+    def _add(self, found: Beside, saver: _Branch, one: _Branch) -> bool:
+        """Add what the saver does not know of a branch, or not for certain. Whether it is to be told next time, too."""
+        if one is self._main and saver is not one:
+            unheard = one.keys[max(len(one.keys) - (self._made_by_main - self._heard_of_main()), 0) :]
+            self._tell(found, one, unheard)
+        elif not _knows(saver, one):
+            if one.is_found_again and one not in saver.line():
+                found.going_on.extend((*one.keys, *one.told))
+                return True
+            self._tell(found, one, one.keys)
+        return False
+
+    def _begun(self, one: _Branch) -> _Branch:
+        self._known.append(one)
+        return one
+
+    def _behind(self, one: _Branch) -> _Branch:
+        """Whoever began a branch, as far as that is known: the agent's own task had called nothing since, if it was."""
+        if one is self._main or one.mark is not None:
+            return one
+        if one.parent is None and self._heard_of_main() == self._made_by_main:
+            return self._main
+        return one.parent or one
 
     def _tell(self, found: Beside, one: _Branch, keys: list[str]) -> None:
         found.unsure.extend(keys)
@@ -131,6 +233,12 @@ class Branches:
         return known[1] if known is not None and known[0] is self else 0
 
 
-def _is_under_way(branch: _Branch) -> bool:
-    task = None if branch.task is None else branch.task()
-    return task is not None and not task.done()
+def _knows(saver: _Branch, one: _Branch) -> bool:
+    """Whether what a branch has called may be taken for known to the one that saves: all between them have ended."""
+    savers = [*saver.line()]
+    for begun in one.line():
+        if begun is saver:
+            return True
+        if begun.is_under_way or begun in savers:
+            return False
+    return saver is saver.of._main

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid as _uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -156,6 +156,8 @@ async def message(role: str, content: Any, /) -> None:
         raise BadInput(f"role is {role!r}; give {', '.join(ROLES[:-1])} or {ROLES[-1]}", field="role")
     body = _encoded(content)
     key = _told_key(attempt, "message", {"role": role, "content": content})
+    if ambient.require("message").parent_key == ROOT:
+        attempt.journal.told(key, enter_branch())
     if key not in attempt.journal.message_keys:
         await attempt.journal.write(messages.append, attempt.journal.fence, NewMessage(role, body), step_key=key)
 
@@ -163,9 +165,10 @@ async def message(role: str, content: Any, /) -> None:
 async def checkpoint(state: Any, /) -> None:
     """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
 
-    It stands for what the agent has done so far, but not for what runs beside it: calls that are open, and those of
-    branches that go on, are found again when they are made again. So save in the agent's own task, and await a branch
-    before you save what it has done. Raises BadInput inside a tool or another call.
+    It stands for what the agent has done so far, and for branches that have ended, but not for what runs beside it:
+    calls that are open, and those of branches that go on, are found again when they are made again. So save in the
+    agent's own task, and await a branch before you save what it has done. One state is saved at a time. Raises BadInput
+    inside a tool or another call.
     """
     attempt = here()
     if attempt is None:
@@ -175,9 +178,9 @@ async def checkpoint(state: Any, /) -> None:
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(codec.encode(state))
     journal = attempt.journal
-    open_keys, unsure, sure = journal.beside(enter_branch())
-    save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure=unsure, sure=sure)
-    await journal.write(save, journal.fence, packed, at_step=journal.known_steps)
+    async with journal.beside(enter_branch(), is_all=_is_all_of_its_task(checkpoint)) as (open_keys, unsure, sure):
+        save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure=unsure, sure=sure)
+        await journal.write(save, journal.fence, packed, at_step=journal.known_steps)
 
 
 async def last_checkpoint() -> Any:
@@ -336,6 +339,13 @@ def _told_key(attempt: Attempt, name: str, told: dict[str, Any]) -> str:
     parent = ambient.require(name).parent_key
     body = codec.evidence(told, secrets=ambient.secrets())
     return attempt.journal.key_of(described, body, parent=parent)
+
+
+def _is_all_of_its_task(verb: Callable[..., Coroutine[Any, Any, None]]) -> bool:
+    """Whether the running asyncio task does nothing else, as in wait_for(checkpoint(…), 30)."""
+    task = asyncio.current_task()
+    code = None if task is None else getattr(task.get_coro(), "cr_code", None)
+    return code is not None and code is getattr(verb, "__code__", None)
 
 
 async def _none() -> None:

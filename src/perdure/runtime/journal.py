@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -56,6 +57,7 @@ class Journal:
         self._occurrences = Occurrences()
         self._has_gone_on = False
         self.branches = Branches()
+        self._saving = asyncio.Lock()
         self._open_alike: dict[str, int] = defaultdict(int)  # calls that are `alone`, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
@@ -233,18 +235,27 @@ class Journal:
         elif call.is_alone:
             self._open_alike[_unnumbered(key)] -= 1
 
-    def beside(self, branch: asyncio.Task[Any] | None) -> Beside:
-        """The keys of calls of which the state cannot tell that the agent saves now, in this branch if in any.
+    @asynccontextmanager
+    async def beside(self, branch: asyncio.Task[Any] | None, *, is_all: bool) -> AsyncIterator[Beside]:
+        """The keys of calls of which the state cannot tell that the agent saves inside, in this branch if in any.
 
         To those of other branches come the calls that run, and those on record that this attempt has not come to yet.
+        One state is saved at a time: should that fail, the next one tells of what it would have told of.
         """
-        going_on, unsure, sure = self.branches.beside(branch)
-        return Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), unsure, sure)
+        async with self._saving:
+            with self.branches.beside(branch, is_all=is_all) as (going_on, unsure, sure):
+                yield Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), unsure, sure)
 
     def note_made(self, call: Call, key: str, branch: asyncio.Task[Any] | None) -> None:
         """A call at the top has come to its end. Of the agent's own, only what is not harmless to make again counts."""
         if branch is not None or call.is_dangerous or self.records.has_dangerous_inside(key):
             self.branches.note(branch, key)
+
+    def told(self, key: str, branch: asyncio.Task[Any] | None) -> None:
+        """The code has come to this message at the top."""
+        self.records.use(key)
+        if branch is not None:
+            self.branches.note_told(branch, key)
 
     def is_another(self, key: str) -> None:
         """A person has said of this call, which equals one that the checkpoint may not tell of, that it is another."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from perdure.model.step import StepKind
+from perdure.model.step import Step, StepKind
 from perdure.model.task import Claim, Usage
 from perdure.policy.budget import Budget, Spent, narrow, spend
 from perdure.runtime.call import Call
@@ -31,6 +32,21 @@ class Read(Protocol):
     ) -> Awaitable[Sequence[Binding]]:
         """What the operation returns for a task."""
         ...
+
+
+@dataclass(slots=True)
+class Saved:
+    """What records have answered in this attempt: calls not made and tokens not bought again."""
+
+    model_calls: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+
+    def count(self, record: Step) -> None:
+        """One more answer."""
+        self.model_calls += record.event_kind == StepKind.MODEL_CALL
+        self.tool_calls += record.event_kind == StepKind.TOOL_CALL
+        self.tokens += record.prompt_tokens + record.completion_tokens
 
 
 class Spending:

@@ -11,10 +11,11 @@ from perdure.model.event import EventKind
 from perdure.states import TaskStatus
 from perdure.store import ends, events, order, steps
 from perdure.store.database import Transaction
-from perdure.store.queries import load
+from perdure.store.queries import as_rows, load
 
 S = load("steps")
 T = load("tasks")
+Sets = load("sets")
 
 
 class WordKind(StrEnum):
@@ -63,7 +64,10 @@ def tell(tx: Transaction, words: Sequence[LastWord]) -> None:
 
     In a task that has ended nobody would act on the word, so that it settles its call, too.
     """
-    for task_id in sorted({word.task_id for word in words}):
+    task_ids = sorted({word.task_id for word in words})
+    if len(task_ids) > 1:
+        tx.lock(Sets.lock_sessions, rows=as_rows([(task_id,) for task_id in task_ids]))
+    for task_id in task_ids:
         tx.one(T.lock_status, id=task_id)  # Whether the task has ended does not change meanwhile.
     unplaced = [word for word in words if word.kind is WordKind.CUT_OFF and word.order is None]
     for word in sorted(set(words).difference(unplaced)):

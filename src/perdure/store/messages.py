@@ -99,8 +99,8 @@ def save_checkpoint(
 ) -> int:
     """Save an agent's state, found again by `step_key`. Returns the checkpoint's number. Raises LeaseLost.
 
-    `open_keys` are the calls of which the state cannot tell, such as those that the agent still waits for; of those
-    that are `unsure`, nobody knows, for as long as no later checkpoint is `sure` of them. Nor does it know of steps
+    `open_keys` are calls and messages of which the state cannot tell, as of a branch that goes on; of those calls
+    that are `unsure`, nobody knows for as long as no later checkpoint is `sure` of them. Nor does it know of steps
     from `at_step` on, where others have recorded some meanwhile.
     """
     check_id(step_key, "step_key", limit=STEP_KEY_BYTES)
@@ -140,7 +140,7 @@ class ResumePoint(NamedTuple):
     state: bytes
     at_step: int
     told: frozenset[str]  # keys of messages and checkpoints
-    open_keys: frozenset[str]  # of calls whose outcome the state does not know
+    open_keys: frozenset[str]  # of calls and messages of which the state does not know
     unsure_keys: frozenset[str]  # of calls of which nobody knows whether it tells of them
 
 
@@ -154,14 +154,9 @@ def resume_point(tx: Transaction, task_id: str, number: int) -> ResumePoint | No
     for (keys,) in tx.all(Q.unsure_before, id=task_id, number=number):
         added, settled = payloads.plain(tx, keys)
         unsure = (unsure - {*settled}) | {*added}
-    told = tx.all(Q.told_before, id=task_id, number=number, at_message=at_message)
-    return ResumePoint(
-        payloads.body(tx, state),
-        at_step,
-        frozenset(key for (key,) in told),
-        frozenset(payloads.plain(tx, open_keys) or ()),
-        frozenset(unsure),
-    )
+    still_open = frozenset(payloads.plain(tx, open_keys) or ())
+    told = frozenset(key for (key,) in tx.all(Q.told_before, id=task_id, number=number, at_message=at_message))
+    return ResumePoint(payloads.body(tx, state), at_step, told - still_open, still_open, frozenset(unsure))
 
 
 # -- deliveries -----------------------------------------------------------------------------
