@@ -25,7 +25,10 @@ _QUOTED: Final = re.compile("`perdure ([^`]+)`")
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """What a call that happened may have returned: something, which `told` describes where it is known, or nothing."""
+    """What a call that happened may have returned: something, which `told` describes where it is known, or nothing.
+
+    Neither where only code can say it.
+    """
 
     something: bool = True
     nothing: bool = True
@@ -71,6 +74,8 @@ class Commands:
                 runs = "it did not; it runs, once its old worker is proven dead"
                 unknown = "nobody knows; the agent gets OutcomeUnknown"
                 return self._verdicts(f"answer {question_id}", returns, not_happened=runs, give_up=unknown)
+            case QuestionKind.ASK if not returns.something and not returns.nothing:
+                return ()
             case QuestionKind.ASK:
                 return ((self.line(f"answer {question_id} {VALUE}"), "the agent gets the value"),)
             case QuestionKind.CALL:

@@ -18,7 +18,13 @@ from perdure.store import ends, events, questions, tasks
 from perdure.store.database import Transaction
 
 _VERDICTS: Final = {HAPPENED: "it happened", NOT_HAPPENED: "it did not happen", GIVE_UP: "nobody knows"}
-_WANTED: Final[Mapping[str, str]] = {"bool": "yes or no", "int": "a whole number", "float": "a number", "str": "text"}
+_WANTED: Final[Mapping[str, str]] = {
+    "bool": "yes or no",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bytes": 'bytes, which only code can give: Question.answer(b"…", by="…")',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,10 @@ NOBODY: Final = SettledCalls({})
 def wanted(evidence: object) -> str:
     """What an agent's question wants as its answer: `wants a whole number`; "" where everything will do."""
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, Mapping) else "any"
-    return "" if wants == "any" else f"wants {_WANTED.get(wants) or told(wants)}"
+    if wants == "any":
+        return ""
+    made_of = evidence.get("made_of") if isinstance(evidence, Mapping) else ""
+    return f"wants {_WANTED.get(wants) or told(wants)}" + (f": {made_of}" if made_of else "")
 
 
 def answers(tx: Transaction, task: Task, *, commands: Commands) -> Iterator[str]:

@@ -76,9 +76,9 @@ def call(name: str, arguments: object, *, limit: int = _CALL_CHARS, secrets: Col
     return f"{name}({written.arguments(arguments, limit=limit, secrets=secrets)})"
 
 
-def shown(value: object, *, limit: int = _SHOWN_CHARS) -> str:
-    """A value on one line, cut to `limit` characters. Calls no code of a class of somebody's own."""
-    return written.one_line(value, limit=limit)
+def shown(value: object, *, limit: int = _SHOWN_CHARS, secrets: Collection[str] = ()) -> str:
+    """A value on one line, cut to `limit` characters, each secret in it masked before. Calls no code of others."""
+    return written.one_line(value, limit=limit, secrets=secrets)
 
 
 def as_json(value: object, *, limit: int) -> str:

@@ -14,10 +14,13 @@ from perdure.commands import ANYTHING, Returns
 from perdure.runtime.answers import ResultWanted, alternatives, is_of_type, judges, told
 
 _ANYTHING: Final = ("any", "Any", "object")
+_BY_CODE: Final = "bytes"
 
 
 def returned(evidence: object) -> Returns:
-    """What a call may have returned, by what its question rests on."""
+    """What a call may have returned, or what can be answered on a command line, by what the question rests on."""
+    if isinstance(evidence, Mapping) and evidence.get("wants") == _BY_CODE:
+        return Returns(something=False, nothing=False)
     told_of = judges(evidence) if isinstance(evidence, Mapping) else []
     known = [(word, one) for word, one in told_of if word not in _ANYTHING]
     if len(known) < max(1, len(told_of)):
@@ -35,13 +38,6 @@ def require_result(evidence: Mapping[str, Any], *, question_id: str) -> None:
     """
     if not returned(evidence).nothing:
         raise ResultWanted(f"{question_id}: {evidence.get('tool')} returns {judges(evidence)[0][0]}")
-
-
-def fault(value: object, evidence: Mapping[str, Any]) -> str:
-    """Which part of an object or a list keeps it from being what the tool returns; "" where that cannot be told."""
-    if not isinstance(value, dict | list):
-        return ""
-    return next(filter(None, (codec.why_not(value, one) for _, one in judges(evidence))), "")
 
 
 def _may_be_nothing(word: str, annotation: Any) -> bool:

@@ -43,9 +43,9 @@ class _TooLong(Exception):
     """It does not fit; nobody needs the rest of it."""
 
 
-def one_line(value: object, *, limit: int) -> str:
-    """A value on one line of at most `limit` characters."""
-    raw = _raw(value)
+def one_line(value: object, *, limit: int, secrets: Collection[str] = ()) -> str:
+    """A value on one line of at most `limit` characters, each secret in it masked."""
+    raw = _raw(value, secrets)
     return _fitting(limit, lambda writer: writer.value(raw, 0))
 
 

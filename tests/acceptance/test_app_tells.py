@@ -69,7 +69,7 @@ async def test_a_key_of_other_work_is_refused_without_the_frames_of_the_store(tm
     async with app, app.worker():
         await app.start(echo.options(key="k"), 1)
 
-        with pytest.raises(perdure.KeyConflict, match="use another key") as refused:
+        with pytest.raises(perdure.KeyConflict, match=r": n=2 instead of 1\. .*use another key") as refused:
             await getattr(app, verb)(echo.options(key="k"), 2)
 
     frames = {Path(frame.filename).parent.name for frame in traceback.extract_tb(refused.value.__traceback__)}

@@ -118,26 +118,6 @@ def test_a_key_stays_known_after_its_task_has_ended(world: World) -> None:
     assert again.tasks[0].status == "completed"
 
 
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        (new_task("painter", key="k"), "agent 'painter' instead of 'writer'"),
-        (new_task(work="other", key="k"), "other arguments"),
-        (new_task(key="k", mode=Mode.BACKGROUND), "mode background instead of foreground"),
-    ],
-)
-def test_the_same_key_for_other_work_is_a_conflict_that_names_the_difference(
-    world: World, other: NewTask, named: str
-) -> None:
-    first = world.admit(key="k")
-
-    outcome = world.unchanged_by(_admit, world, other)
-
-    assert isinstance(outcome, KeyConflict)
-    assert named in str(outcome)
-    assert (outcome.key, outcome.existing) == ("k", (first.id,))
-
-
 def test_a_batch_of_which_only_a_part_is_known_is_a_conflict(world: World) -> None:
     first = world.admit(key="a", session_id="chat")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 from uuid import UUID
 
 import pytest
@@ -56,6 +57,95 @@ async def test_an_answer_that_only_the_agents_own_type_can_judge_is_asked_for_ag
     assert await task.result() == "BLUE"
     assert (second.row.to, "Which colour?" in second.text, '"green"' in second.text) == ("ana", True, True)
     assert house.kinds(task).count("answer_voided") == 1
+
+
+async def test_an_answer_with_a_field_that_its_class_has_not_is_asked_for_again_and_told_all_that_is_wrong(
+    house: Theatre,
+) -> None:
+    @dataclass
+    class Sample:
+        n: int
+        colour: str = "red"
+
+        def __post_init__(self) -> None:
+            if self.n <= 0:
+                raise ValueError("n must be positive")
+
+    @perdure.agent
+    async def host() -> str:
+        return str(await perdure.ask("Which?", type=Sample))
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    texts, evidence = [], []
+    for said in ({"color": "blue"}, {"n": 0}, {"n": 1, "colour": "blue"}):
+        asked = await house.question()
+        texts.append(asked.text)
+        evidence.append(asked.evidence)
+        await asked.answer(said, by="ana")
+
+    unknown = 'not {"color": "blue"}: Sample has no field color: it has n, colour; n is missing'
+    assert "colour='blue'" in await task.result()
+    assert texts == [
+        "Which?",
+        f"Which? (Q1 was answered, but it wants a Sample, {unknown})",
+        'Which? (Q2 was answered, but it wants a Sample, not {"n": 0}: n must be positive)',
+    ]
+    assert evidence == [{"wants": "Sample", "made_of": '{"n": int, "colour": str}'}] * 3
+
+
+async def test_a_reason_holds_no_secret(house: Theatre) -> None:
+    @dataclass
+    class Code:
+        digits: str
+
+        def __post_init__(self) -> None:
+            raise ValueError(f"{self.digits} is no code")
+
+    @perdure.tool(risk="low", secret=["pin"])
+    async def check(pin: str) -> str:
+        return str(await perdure.ask("Which code?", type=Code))
+
+    @perdure.agent
+    async def host() -> str:
+        return await check(pin="hunter2")
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await (await house.question()).answer({"digits": "hunter2"}, by="ana")
+    second = await house.question()
+
+    assert second.text.endswith('it wants a Code, not {"digits": "[secret]"}: [secret] is no code)')
+    assert "hunter2" not in str(house.events(task))
+
+
+async def test_what_reconcile_gives_may_hold_more_than_the_type_names(house: Theatre) -> None:
+    class Slip(TypedDict):
+        number: int
+
+    attempts: list[str] = []
+
+    async def found(doubt: perdure.Doubt) -> Any:
+        return perdure.happened({"number": 7, "made_at": "noon"})
+
+    @perdure.tool(reconcile=found)
+    async def send(order: str) -> Slip:
+        attempts.append(order)
+        await perdure.sleep(60)
+        return {"number": 7}
+
+    @perdure.agent
+    async def host() -> int:
+        return (await send("o-1"))["number"]
+
+    first = await house.hire(host)
+    task = await house.client.start(host)
+    await house.until(lambda: bool(attempts))
+    house.kill(first)
+    await house.hire(host)
+
+    assert await task.result() == 7
+    assert attempts == ["o-1"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from perdure.model.question import GIVE_UP, HAPPENED, NOT_HAPPENED, Question, Qu
 from perdure.model.task import Task, tail
 from perdure.people import answer as answer_in_words
 from perdure.people import cancelled_by, ended_by, open_questions, settled
-from perdure.returned import fault, require_result
+from perdure.returned import require_result
 from perdure.runtime import answers
 from perdure.runtime.doubts import Verdict
 from perdure.runtime.liveness import judge
@@ -128,6 +128,10 @@ def answer(
             happened_with = _result(result, evidence, app, row.id) if happened else None
             said: Any = {"verdict": chosen, "result": happened_with}
         else:
+            if chosen is not None and row.kind is QuestionKind.ASK:
+                option = f"--{chosen.replace('_', '-')}"
+                asks = f"{option} is for calls in doubt; {row.id} is an agent's own question: give VALUE alone"
+                raise BadInput(asks, field="answer")
             if chosen is not None or value is None:
                 asks = "wants a VALUE" if row.kind is QuestionKind.ASK else "wants approve or deny"
                 raise BadInput(f"{row.id} is a question of kind {row.kind}: it {asks}", field="answer")
@@ -383,10 +387,6 @@ def _result(text: str | None, evidence: Any, app_name: str | None, asked: str) -
         answers.check_result(value, known, question_id=asked)
     except answers.ResultWanted as wanted:
         raise BadInput(f"{wanted.fact}: say what it returned, with --result JSON", field="result") from None
-    except BadInput as refused:
-        if not (why := fault(value, known)):
-            raise
-        raise BadInput(f"{refused}: {why}", field="result") from None
     return value
 
 

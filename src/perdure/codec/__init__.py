@@ -11,7 +11,8 @@ from perdure.codec.blobs import Packed, digest, pack, unpack
 from perdure.codec.decoding import decode, encode_to_return, roundtrip
 from perdure.codec.encoding import encode
 from perdure.codec.evidence import OPAQUE, evidence, mask, mask_bytes, mask_text
-from perdure.codec.fitting import ANY, why_not
+from perdure.codec.fitting import ANY, needs_pydantic, why_not
+from perdure.codec.shapes import can_be, members_of, narrowed, parts, shape_of, strangers
 from perdure.codec.table import DEFAULT_LIMIT, MAX_DEPTH, TAG
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OPAQUE",
     "TAG",
     "Packed",
+    "can_be",
     "decode",
     "digest",
     "encode",
@@ -29,8 +31,14 @@ __all__ = [
     "mask",
     "mask_bytes",
     "mask_text",
+    "members_of",
+    "narrowed",
+    "needs_pydantic",
     "pack",
+    "parts",
     "roundtrip",
+    "shape_of",
+    "strangers",
     "unpack",
     "why_not",
 ]

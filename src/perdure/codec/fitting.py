@@ -11,6 +11,7 @@ import collections.abc as cabc
 import functools
 import inspect
 import pathlib
+import re
 import sys
 import types
 import typing
@@ -24,8 +25,10 @@ from perdure.codec.table import is_model
 ANY: Final[object] = typing.Any
 
 _PATHS: Final = (pathlib.Path, pathlib.PurePath, type(pathlib.Path()))
-_PAIRS: Final = (dict, cabc.Mapping, cabc.MutableMapping)
-_ROWS: Final = (list, set, frozenset, cabc.Sequence, cabc.MutableSequence, cabc.Collection, cabc.Iterable, cabc.Set)
+PAIRS: Final = (dict, cabc.Mapping, cabc.MutableMapping)
+ROWS: Final = (list, set, frozenset, cabc.Sequence, cabc.MutableSequence, cabc.Collection, cabc.Iterable, cabc.Set)
+# How msgspec says where something is wrong.
+_PLACED: Final = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 def conform(value: object, annotation: object, *, opened: Callable[[], object]) -> object:
@@ -35,7 +38,7 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
     """
     if fits(value, annotation):
         return value
-    converters = (_by_msgspec, _by_pydantic) if _needs_pydantic(annotation, set()) else (_by_msgspec,)
+    converters = (_by_msgspec, _by_pydantic) if needs_pydantic(annotation) else (_by_msgspec,)
     for convert in converters:
         for with_objects in (True, False):
             try:
@@ -48,26 +51,40 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
 
 
 def why_not(value: object, annotation: object) -> str:
-    """Which part keeps plain data from becoming the annotated type, as its converter says it; "" where none does."""
+    """What keeps plain data from becoming the annotated type, and where, as its converter or its class says it.
+
+    "" where nothing does.
+    """
     try:
-        (_by_pydantic if _needs_pydantic(annotation, set()) else _by_msgspec)(value, annotation)
-    except msgspec.ValidationError as error:
-        return str(error)
+        (_by_pydantic if needs_pydantic(annotation) else _by_msgspec)(value, annotation)
     # As above: a validator may raise anything.
     except Exception as error:  # noqa: BLE001
-        return _first_of(error) if "pydantic" in sys.modules else ""
+        return _said_by(error)
     return ""
 
 
-def _first_of(error: Exception) -> str:
-    """The first of the faults that pydantic has found."""
-    from pydantic import ValidationError
+def needs_pydantic(annotation: object) -> bool:
+    """Whether a pydantic model stands anywhere in the annotation, also in the fields of other classes."""
+    return _needs_pydantic(annotation, set())
 
-    if not isinstance(error, ValidationError):
-        return ""
-    found = error.errors(include_url=False, include_input=False)
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found[0]["loc"])
-    return f"{found[0]['msg']} - at `${path}`"
+
+def _said_by(error: Exception) -> str:
+    """The words of a converter, or of what a validator has raised, after the way to the part that they are about."""
+    if "pydantic" in sys.modules:
+        from pydantic import ValidationError
+
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+            text = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+            return f"{path.removeprefix('.')}: {text}" if path else text
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # What they have raised may refuse to be written, too.
+        text = ""
+    if isinstance(error, msgspec.ValidationError) and (found := _PLACED.fullmatch(text)):
+        return f"{found[2]}: {found[1]}" if found[2] else found[1]
+    return text or type(error).__name__
 
 
 @functools.lru_cache(maxsize=1024)
@@ -112,10 +129,10 @@ def _fits_parts(value: object, origin: object, inner: tuple[object, ...]) -> boo
         return False
     if origin is tuple:
         return _fits_tuple(cast("tuple[object, ...]", value), inner)
-    if origin in _PAIRS and len(inner) == 2:
+    if origin in PAIRS and len(inner) == 2:
         pairs = cast("dict[object, object]", value)
         return _all_fit(pairs, inner[0]) and _all_fit(pairs.values(), inner[1])
-    if origin in _ROWS and len(inner) == 1:
+    if origin in ROWS and len(inner) == 1:
         return _all_fit(cast("list[object]", value), inner[0])
     return True
 
@@ -190,7 +207,6 @@ def _by_pydantic(value: object, annotation: object) -> object:
 
 
 def _needs_pydantic(annotation: object, seen: set[int]) -> bool:
-    """Whether a pydantic model stands anywhere in the annotation, also in the fields of other classes."""
     if id(annotation) in seen:
         return False
     seen.add(id(annotation))

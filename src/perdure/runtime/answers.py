@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import datetime as dt
 import decimal
+import enum
+import json
 import pathlib
 import types
 import typing
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, get_args, get_origin
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, cast, get_args, get_origin
 
 from perdure import codec, phrases
 from perdure.codec.fitting import fits
@@ -30,6 +32,8 @@ _BY_WORD: Final[Mapping[str, type]] = {
 _MADE_OF: Final[Mapping[str, int]] = {"list": 1, "dict": 2}
 # Written as text of their own, which is not to be read as JSON: as a number, 1.50 would lose its last digit.
 WRITTEN: Final = frozenset(one.__name__ for one in _AS_TEXT)
+_MADE_OF_CHARS: Final = 100  # More would not fit on a line.
+_FAULTS_TOLD: Final = 3
 _HINTS: Final[Mapping[str, str]] = {
     "bool": "say yes or no",
     "int": "give a number",
@@ -53,8 +57,8 @@ def type_word(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is typing.Annotated:
         return type_word(get_args(annotation)[0])
-    if _is_union(origin):
-        return " | ".join(type_word(one) for one in get_args(annotation))
+    if members := codec.members_of(annotation):
+        return " | ".join(type_word(one) for one in members)
     # `list[str]` and the like have the name of their origin alone.
     name: str | None = None if origin is not None else getattr(annotation, "__name__", None)
     if name is not None and name in _BY_WORD and annotation is not _BY_WORD[name]:
@@ -126,7 +130,18 @@ def _type_of(tree: ast.expr) -> Any:
 
 
 def is_of_type(value: Any, annotation: Any) -> bool:
-    """Whether a value is, or as it comes back from the store can be made, what the annotation wants."""
+    """Whether what a person says is what the annotation wants, with nothing in it for which that has no place.
+
+    Raises NotSerializable.
+    """
+    return can_become(value, annotation) and not codec.strangers(value, annotation)
+
+
+def can_become(value: Any, annotation: Any) -> bool:
+    """Whether a value is, or as it comes back from the store can be made, what the annotation wants.
+
+    Raises NotSerializable.
+    """
     return is_made(codec.roundtrip(value, annotation=annotation)[1], annotation)
 
 
@@ -144,9 +159,72 @@ def told(wants: str) -> str:
     return f"{'an' if wants[:1] in 'aeioAEIO' else 'a'} {wants}"
 
 
-def misfit(value: Any, wants: str) -> str:
-    """What a value is told that is not of the type of this name."""
-    return f"{told(wants)}, not {phrases.shown(value)}" + (f": {_HINTS[wants]}" if wants in _HINTS else "")
+def made_of(annotation: Any) -> str:
+    """What an enum or the fields of a class may be: `red or blue`, `{"n": int}`; "" where that is too long for a line.
+
+    Also where there may be None instead.
+    """
+    either = [one for one in codec.members_of(annotation) or (annotation,) if one is not types.NoneType]
+    wanted = either[0] if len(either) == 1 else None
+    if isinstance(wanted, enum.EnumMeta):
+        values = [one.value for one in cast("type[enum.Enum]", wanted)]
+        if any(type(one) not in (str, int) for one in values):
+            return ""
+        words = [one if type(one) is str and one.isidentifier() else json.dumps(one) for one in values]
+        text = " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    elif (shape := codec.shape_of(wanted)) is not None:
+        text = f"{{{', '.join(f'{json.dumps(name)}: {type_word(shape.fields[name])}' for name in shape.names)}}}"
+    else:
+        return ""
+    return text if len(text) <= _MADE_OF_CHARS else ""
+
+
+def misfit(value: Any, wants: str, annotation: Any = codec.ANY, *, secrets: Collection[str] = ()) -> str:
+    """What a value is told that is not of the type of this name, and why as far as the type is known here."""
+    known = type_named(wants) if annotation is codec.ANY else annotation
+    why = why_not(value, known, secrets=secrets) or _hint(known)
+    return f"{told(wants)}, not {phrases.shown(value, secrets=secrets)}" + (f": {why}" if why else "")
+
+
+def why_not(value: Any, annotation: Any, *, secrets: Collection[str] = ()) -> str:
+    """What keeps a value from being what the annotation wants, on one line, masked; "" where nothing is known of it."""
+    found = [*codec.strangers(value, annotation), *_faults(value, annotation, "", secrets)]
+    return phrases.one_line(codec.mask_text("; ".join(found[:_FAULTS_TOLD]), secrets))
+
+
+def _faults(value: Any, annotation: Any, at: str, secrets: Collection[str]) -> list[str]:
+    """What is wrong with plain data, but for fields that are too many; `at` is the way to it."""
+    if codec.can_be(value, annotation):
+        return []
+    annotation, whole = codec.narrowed(value, annotation), annotation
+    before = f"{at}: " if at else ""
+    found: list[str] = []
+    shape = codec.shape_of(annotation) if type(value) is dict else None
+    if not codec.needs_pydantic(annotation):  # Which is laxer than what is asked here, and says it itself.
+        if shape is not None and (missing := [one for one in shape.names if one in shape.required - value.keys()]):
+            found.append(f"{before}{phrases.listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+        for step, part, inner in codec.parts(value, annotation):
+            found += _faults(part, inner, at + step if at else step.removeprefix("."), secrets)
+    if found:
+        return found
+    # What is written around a union may tell its members apart.
+    said = "" if codec.members_of(annotation) else codec.why_not(value, annotation)
+    said = said or codec.why_not(value, whole)
+    if shape is not None or (said and codec.needs_pydantic(annotation)):
+        return [before + said] if said else []
+    hint = _hint(annotation) or (said if type(value) in (dict, list) else "")
+    if not at:
+        return [hint] if hint else []
+    return [f"{at}: {phrases.shown(value, secrets=secrets)} is no {type_word(annotation)}" + (hint and f": {hint}")]
+
+
+def _hint(annotation: Any) -> str:
+    """How to write what is wanted; of a union each member; "" where nothing is to be said."""
+    if members := codec.members_of(annotation):
+        return ", or ".join(dict.fromkeys(filter(None, map(_hint, members))))
+    if written := made_of(annotation):
+        return f"give {written}"
+    return _HINTS.get(type_word(annotation), "")
 
 
 def check_type(annotation: Any, field: str) -> None:
@@ -173,7 +251,9 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
     tool, (word, _) = evidence.get("tool"), known[0]
     if value is None:
         raise ResultWanted(f"{question_id}: {tool} returns {word}")
-    raise BadInput(f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not", field="result")
+    why = next(filter(None, (why_not(value, one) for _, one in known)), "")
+    refused = f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not"
+    raise BadInput(refused + (why and f": {why}"), field="result")
 
 
 def judges(evidence: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -184,7 +264,3 @@ def judges(evidence: Mapping[str, Any]) -> list[tuple[str, Any]]:
     tool, word = evidence.get("tool"), str(evidence.get("returns", "any"))
     here = [returns(one.fn) for one in tools_named(tool)] if isinstance(tool, str) else []
     return [(type_word(one), one) for one in here] or [(word, type_named(word))]
-
-
-def _is_union(origin: Any) -> bool:
-    return origin is typing.Union or origin is types.UnionType

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perdure import codec
-from perdure.errors import BadInput, KeyConflict, NotFound, Refused
+from perdure import codec, phrases
+from perdure.errors import BadInput, Damaged, KeyConflict, NotFound, Refused
 from perdure.model.task import Fence, Lane, Mode, Task
 from perdure.policy.budget import Budget, Spent, narrow, spend
 from perdure.policy.lanes import check_priority, rank_ms
@@ -214,7 +214,7 @@ def _known(tx: Transaction, wanted: Sequence[tuple[str, str, NewTask]]) -> tuple
         return None
     for (_session, _scope, one), task in zip(wanted, found, strict=True):
         if task is not None:
-            _check_same(one, task)
+            _check_same(tx, one, task)
     known = tuple(task for task in found if task is not None)
     if len(known) < len(wanted):
         raise KeyConflict(
@@ -226,12 +226,12 @@ def _known(tx: Transaction, wanted: Sequence[tuple[str, str, NewTask]]) -> tuple
     return known
 
 
-def _check_same(one: NewTask, task: Task) -> None:
+def _check_same(tx: Transaction, one: NewTask, task: Task) -> None:
     differences = []
     if one.agent != task.agent:
         differences.append(f"agent {one.agent!r} instead of {task.agent!r}")
     elif one.work_digest != task.work_digest:
-        differences.append(f"other arguments (digest {one.work_digest[:8]} instead of {task.work_digest[:8]})")
+        differences.append(_other_work(tx, one, task))
     if one.mode != task.mode:
         differences.append(f"mode {one.mode} instead of {task.mode}")
     if differences:
@@ -241,6 +241,27 @@ def _check_same(one: NewTask, task: Task) -> None:
             key=one.key or "",
             existing=[task.id],
         )
+
+
+def _other_work(tx: Transaction, one: NewTask, task: Task) -> str:
+    """Which arguments of an agent differ, each value cut short; what is stored of them, here and there, is masked."""
+    digests = f"(digest {one.work_digest[:8]} instead of {task.work_digest[:8]})"
+    try:
+        before = codec.decode(task_ops.get_input(tx, task.id).prompt)
+    except Damaged:
+        return f"other arguments {digests}"
+    after = codec.decode(codec.unpack(one.prompt.blob, lambda _hashes: dict(one.prompt.parts)))
+    if type(before) is not dict or type(after) is not dict:
+        return f"other arguments {digests}"
+    told = []
+    for name in dict.fromkeys((*after, *before)):
+        if name not in before:
+            told.append(f"{name}={phrases.shown(after[name])}, which was not given")
+        elif name not in after:
+            told.append(f"no {name}, which was {phrases.shown(before[name])}")
+        elif codec.evidence(after[name]) != codec.evidence(before[name]):
+            told.append(f"{name}={phrases.shown(after[name])} instead of {phrases.shown(before[name])}")
+    return f"other arguments: {phrases.listed(told)}" if told else f"another plan item or context {digests}"
 
 
 def _insert(tx: Transaction, task_id: str, one: NewTask, place: _Place) -> Task:

@@ -293,6 +293,35 @@ def test_what_is_wanted_is_shown_and_judged_without_the_code_of_the_agent(
     assert desk.run("answer", "Q1", right).code == 0
 
 
+def test_what_a_class_is_made_of_stands_under_the_question(desk: Desk, world: World) -> None:
+    claim = world.start()
+    evidence = packed({"wants": "Sample | None", "made_of": '{"n": int}'})
+    world.ask(claim, QuestionKind.ASK, text="which?", evidence=evidence)
+
+    assert 'wants a Sample | None: {"n": int}\n' in desk.run("questions").out
+    assert 'wants a Sample | None: {"n": int}\n' in desk.run("why", claim.task.id).out
+
+
+def test_for_what_only_code_can_answer_no_command_is_shown(desk: Desk, world: World) -> None:
+    claim = world.start()
+    world.ask(claim, QuestionKind.ASK, text="which?", evidence=packed({"wants": "bytes"}))
+
+    for shown in (desk.run("questions").out, desk.run("why", claim.task.id).out):
+        assert 'wants bytes, which only code can give: Question.answer(b"…", by="…")\n' in shown
+        assert "perdure answer" not in shown
+
+
+@pytest.mark.parametrize("option", ["--happened", "--not-happened", "--give-up"])
+def test_an_agents_own_question_takes_no_word_on_a_call(desk: Desk, world: World, option: str) -> None:
+    world.ask(world.start(), QuestionKind.ASK, text="how many?", evidence=packed({"wants": "int"}))
+
+    refused = desk.run("answer", "Q1", "250", option)
+
+    assert refused.code == 2
+    assert refused.err == f"perdure: {option} is for calls in doubt; Q1 is an agent's own question: give VALUE alone\n"
+    assert desk.run("answer", "Q1", "250").code == 0
+
+
 @pytest.mark.parametrize(
     ("wants", "word", "value"),
     [("bool", "yes", True), ("bool", "no", False), ("int", "7", 7), ("float", "1", 1.0), ("str", "7", "7"),

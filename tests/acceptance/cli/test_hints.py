@@ -97,4 +97,4 @@ def test_a_result_that_does_not_fit_is_told_which_part_of_it_does_not(desk: Desk
 
     refused = desk.run("answer", "Q1", "--happened", "--result", '[1, "x"]').err
 
-    assert refused.endswith('returns list[int], which [1, "x"] is not: Expected `int`, got `str` - at `$[1]`\n')
+    assert refused.endswith('returns list[int], which [1, "x"] is not: [1]: "x" is no int: give a number\n')
