@@ -14,7 +14,7 @@ from itertools import count
 
 from msgspec import structs
 
-from perdure.model.step import Step
+from perdure.model.step import Step, StepKind
 from perdure.policy.risk import Risk
 
 ROOT = ""
@@ -145,13 +145,18 @@ def _around(key: str, owners: Mapping[str, str]) -> Iterator[str]:
         key = parent
 
 
+def _counts_anywhere(step: Step) -> bool:
+    """Whether it may be what is not to be made twice, wherever it was made. Of an agent, its task tells that."""
+    return step.risk != Risk.LOW or step.event_kind == StepKind.CHILD
+
+
 class Records:
     """The recorded steps of a task, by key; the newest try of each."""
 
     def __init__(self, steps: Iterable[Step] = (), *, replay_from: int = 0) -> None:
         self._by_key: dict[str, Step] = {}
         self._unused: dict[tuple[str, str], dict[str, Step]] = defaultdict(dict)
-        self._unused_above_low: dict[str, dict[str, Step]] = defaultdict(dict)  # the same by name, wherever it was made
+        self._unused_anywhere: dict[str, dict[str, Step]] = defaultdict(dict)  # those of `_counts_anywhere`, by name
         # Inside calls that have been answered: no code comes to them any more, unless such a call runs again.
         self._left_inside: set[str] = set()
         self._nesting = Nesting()
@@ -222,29 +227,31 @@ class Records:
     def begin_anew(self, key: str) -> bool:
         """The call with this key runs again: what it had made above low risk lies unused until it makes that again.
 
-        That at any depth, for a call in between may be made with another input. Whether there is any.
+        So do the agents it had called, whose tasks may have. That at any depth, for a call in between may be made with
+        another input. Whether there is any.
         """
         if self._nesting.is_flat:
             return False
         made = [step for inner in self._nesting.all_inside(key) if (step := self._by_key.get(inner)) is not None]
-        dangerous = [step for step in made if step.risk != Risk.LOW]
-        for step in dangerous:
+        counting = [step for step in made if _counts_anywhere(step)]
+        for step in counting:
             self._lies_unused(step.key or "", step)
-        return bool(dangerous)
+        return bool(counting)
 
     def unused_like(
         self, name: str, *, key: str, parent: str, is_dangerous: bool, open_keys: Collection[str]
     ) -> list[Step]:
         """Records of this name that no call has asked for yet, a sign of drift: those under the same parent.
 
-        For a dangerous call also those above low risk under any other: the call around it may have changed instead. But
-        what was made inside a call that is open now (of `open_keys`), and not around this one, is for that to ask for;
-        unless it is the very same call: of workers on one queue another one may have it now.
+        For a call that is or may be dangerous also those above low risk, and of agents, under any other: the call
+        around it may have changed instead. But what was made inside a call that is open now (of `open_keys`), and not
+        around this one, is for that to ask for; unless it is the very same call: of workers on one queue another one
+        may have it now.
         """
         found = dict(self._unused.get((scope_under(parent), name), {}))
         if is_dangerous:
             found |= self.unsure_like(key)
-        elsewhere = self._unused_above_low.get(name) if is_dangerous else None
+        elsewhere = self._unused_anywhere.get(name) if is_dangerous else None
         if elsewhere:
             owners = self._nesting.owners((*self._by_key, *open_keys))
             around = {ROOT, parent, *_around(parent, owners)}
@@ -257,7 +264,7 @@ class Records:
 
     def has_unused_like(self, name: str, *, key: str, parent: str, is_dangerous: bool) -> bool:
         """Whether there may be any."""
-        if is_dangerous and (self._unused_above_low.get(name) or self._unsure.get(_without_place(key))):
+        if is_dangerous and (self._unused_anywhere.get(name) or self._unsure.get(_without_place(key))):
             return True
         return bool(self._unused) and bool(self._unused.get((scope_under(parent), name)))
 
@@ -267,14 +274,14 @@ class Records:
         if step is None:
             return False
         self._unused[scope_of(key), step.name].pop(key, None)
-        if step.risk != Risk.LOW:
-            self._unused_above_low[step.name].pop(key, None)
+        if _counts_anywhere(step):
+            self._unused_anywhere[step.name].pop(key, None)
         return True
 
     def _lies_unused(self, key: str, step: Step) -> None:
         self._unused[scope_of(key), step.name][key] = step
-        if step.risk != Risk.LOW:
-            self._unused_above_low[step.name][key] = step
+        if _counts_anywhere(step):
+            self._unused_anywhere[step.name][key] = step
 
     def leave_open(self, keys: frozenset[str]) -> None:
         """These calls were open at the checkpoint from which the agent goes on: for `use_before` they are to come."""

@@ -9,9 +9,9 @@ import pytest
 from perdure.client import Client
 from perdure.errors import BadInput, NotFound
 from perdure.model.task import Mode, Task
-from perdure.store import admission, ends, sessions, task_lists
+from perdure.store import admission, ends, sessions, steps, task_lists
 from perdure.store.task_lists import Cursor
-from tests.world import World, ids, new_task
+from tests.world import World, done, ids, new_step, new_task
 
 
 def _many(world: World, count: int, **fields: Any) -> list[Task]:
@@ -257,3 +257,31 @@ def test_an_outcome_is_given_once_a_task_has_ended(world: World) -> None:
     assert (outcome.status, outcome.result, outcome.error) == ("completed", b'"result"', None)
     with pytest.raises(NotFound):
         world.store.read(task_lists.outcome, "nowhere")
+
+
+def test_what_a_task_and_those_below_it_have_done_is_known_as_soon_as_it_is_begun(world: World) -> None:
+    def danger() -> tuple[bool, bool, bool, bool, bool]:
+        found = world.store.read(task_lists.danger, top.task.id)
+        return found.is_declared, found.has_begun, found.is_open, found.is_open_below, found.is_one
+
+    top = world.start()
+    assert danger() == (False, False, True, False, False)
+    middle = world.claim(world.spawn(top).id)
+    world.record(middle, "look")
+    below = world.claim(world.spawn(middle, mode=Mode.BACKGROUND).id)
+    assert danger() == (False, False, True, True, False)
+    world.complete(middle)
+    world.complete(top)
+    assert danger() == (False, False, False, True, True)
+    world.store.call(steps.begin, below.fence, new_step("pay", risk="high"))
+    assert danger() == (False, True, False, True, True)
+    world.store.call(steps.complete, below.fence, new_step("pay", risk="high"), done(), begun=True)
+    world.complete(below)
+    assert danger() == (False, True, False, False, True)
+
+
+def test_a_task_is_dangerous_as_it_or_one_below_it_is_declared(world: World) -> None:
+    top = world.start()
+    world.spawn(top, risk="medium")
+
+    assert world.store.read(task_lists.danger, top.task.id).is_declared

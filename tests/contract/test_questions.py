@@ -11,9 +11,10 @@ from msgspec import structs
 from perdure import codec
 from perdure.errors import BadInput, LeaseLost, NotFound
 from perdure.model.question import Question, QuestionKind
+from perdure.model.step import StepKind
 from perdure.model.task import Wait, WaitKind
-from perdure.store import effects, instances, payloads, questions, sessions, steps, task_lists
-from tests.world import World, new_step, packed
+from perdure.store import admission, effects, instances, payloads, questions, sessions, steps, task_lists, traces
+from tests.world import World, new_step, new_task, packed
 
 RUN_IT = {"verdict": "not_happened", "result": None}
 
@@ -364,3 +365,20 @@ def test_whether_a_worker_was_dead_when_it_was_answered_is_told_by_no_clock(worl
     assert owner.stopped_order is not None
     assert placed is not None
     assert (owner.stopped_order < placed) == dies_first
+
+
+def test_the_yes_to_a_child_is_used_up_where_it_is_admitted_and_once(world: World) -> None:
+    parent = world.start()
+    asked = world.ask(parent, QuestionKind.CALL, step_key="one")
+
+    def child(key: str) -> admission.Admission:
+        batch = [(new_step(key, kind=StepKind.CHILD), new_task(key=key))]
+        return world.store.call(admission.admit_children, parent.fence, batch, question_id=asked.id)
+
+    (index,) = child("one").step_indexes
+
+    assert world.store.read(questions.get, asked.id).spent_at is not None
+    with pytest.raises(NotFound, match="used up by another step"):
+        child("two")
+    (step,) = (one for one in world.store.read(traces.read, parent.task.id).steps if one.key is not None)
+    assert (step.key, step.step_index) == ("one", index)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from perdure.model.step import Step
-from perdure.trace import Records
+from perdure.trace import Records, scope_under
 
 
 def recorded(key: str, index: int, *, is_open: bool = False, is_undone: bool = False) -> Step:
@@ -44,3 +46,17 @@ def test_of_calls_that_were_unsure_each_is_a_sign_of_drift_for_an_equal_one_once
     assert records.has_unused_like("pay", key="=pay:1#2", parent="", is_dangerous=True)
     assert records.is_another("=pay:1#2") == "=pay:1#0"
     assert not records.has_unused_like("pay", key="=pay:1#3", parent="", is_dangerous=True)
+
+
+def test_the_call_of_an_agent_is_a_sign_of_drift_wherever_it_was_made() -> None:
+    inside = f"{scope_under('=wrap:1#0')}=cashier:1#0"
+    record = structs.replace(recorded(inside, 2), event_kind="child", name="cashier", risk="low")
+    records = Records([structs.replace(recorded("=wrap:1#0", 1), name="wrap", risk="low"), record])
+
+    def unused(**options: bool) -> list[str | None]:
+        assert records.has_unused_like("cashier", key="=cashier:2#0", parent="", **options) == options["is_dangerous"]
+        found = records.unused_like("cashier", key="=cashier:2#0", parent="", open_keys=(), **options)
+        return [step.key for step in found]
+
+    assert unused(is_dangerous=True) == [inside]
+    assert unused(is_dangerous=False) == []

@@ -26,6 +26,7 @@ class Call(Struct, kw_only=True, eq=False):
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     input: Mapping[str, Any] = field(default_factory=dict)
     risk: Risk = Risk.LOW
+    agent_risk: Risk = Risk.LOW  # of an agent, as it is declared; the call of it only waits
     key: str | None = None
     timeout_s: float | None = None
     retries: int | None = None
@@ -43,6 +44,11 @@ class Call(Struct, kw_only=True, eq=False):
     def is_dangerous(self) -> bool:
         """Whether its intent must be on record before it runs."""
         return self.risk is not Risk.LOW
+
+    @property
+    def may_be_dangerous(self) -> bool:
+        """Whether it is, or runs an agent, which may make calls that are."""
+        return self.is_dangerous or self.kind is StepKind.CHILD
 
     @property
     def is_alone(self) -> bool:

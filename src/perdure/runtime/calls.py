@@ -76,7 +76,7 @@ async def perform(attempt: Attempt, call: Call, run: Run = live.run) -> Any:
                 await waits.until_running()
             if journal.has_history:
                 if record is None and journal.records.has_unused_like(
-                    call.name, key=key, parent=parent, is_dangerous=call.is_dangerous
+                    call.name, key=key, parent=parent, is_dangerous=call.may_be_dangerous
                 ):
                     await drift.hold(attempt, call, parent=parent, key=key, body=body)
                 journal.used(key)

@@ -49,6 +49,7 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
         name=agent.definition.name,
         fn=agent.definition.fn,
         input=arguments,
+        agent_risk=agent.definition.risk,
         key=agent.options.key,
         annotation=returns(agent.definition.fn),
         tells_apart=False,
@@ -62,15 +63,13 @@ async def run_agent(attempt: Attempt, agent: AgentCall) -> Any:
             new = new_task(agent, key=_child_key(step), secrets=call.secrets)
             attempt.journal.runs_live()
             attempt.journal.may_have_children = True
-            journal = attempt.journal
+            question_id = attempt.allowed.pop(key, None)
             try:
-                # Followed: the task is not to end before a child that is just being admitted.
-                admit = journal.write(admission.admit_children, journal.fence, [(step, new)])
-                admitted = await journal.followed(key, admit)
+                child_id = await attempt.journal.admit_child(step, new, question_id=question_id)
             except Refused as refused:
                 # On record, so that an agent that goes on without this child does so on every replay.
-                await live.fail_call(attempt, call, step, refused, begun=False)
-            child_id = admitted.tasks[0].id
+                await live.fail_call(attempt, call, step, refused, begun=False, question_id=question_id)
+        step = steps.with_child(step, child_id)
         await _warn_unmanned(attempt, agent, child_id)
         await attempt.waits.until(Wait(WaitKind.CHILDREN, (child_id,), key), inside=ambient.scope())
         return await _take_outcome(attempt, call, step, child_id)

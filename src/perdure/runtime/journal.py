@@ -26,7 +26,7 @@ from perdure.policy.risk import Risk, highest
 from perdure.runtime.alike import Alike, open_already
 from perdure.runtime.branches import Beside, Branches
 from perdure.runtime.call import Call
-from perdure.store import Store, Transaction, aio, outcomes, steps, traces
+from perdure.store import Store, Transaction, admission, aio, outcomes, steps, traces
 from perdure.store.messages import ResumePoint
 from perdure.store.sessions import check_id
 from perdure.trace import Occurrences, Records, call_key, named_key, scope_of
@@ -46,6 +46,7 @@ class Journal:
         self.has_history = False  # there are records, so that a call may be one of them, or none of them by mistake
         self.message_keys: frozenset[str] = frozenset()
         self.may_have_children = False
+        self.harmless: set[str] = set()  # children that have ended and done nothing dangerous
         self.risk_seen = Risk.parse(claim.task.risk_seen)
         self.answered = 0  # calls that have come to their records
         self._until_answer: list[asyncio.Future[None]] = []
@@ -375,6 +376,21 @@ class Journal:
             put = partial(self._written, partial(submit, question_id=question_id, counts=counts))
         return await self._index_of(self._put(step, None, put))
 
+    async def admit_child(self, step: steps.NewStep, new: admission.NewTask, *, question_id: str | None) -> str:
+        """Begin the call of an agent, and use up the answer that allows it. Returns the child's id. Raises Refused."""
+        # Followed: the task is not to end before a child that is just being admitted.
+        return await self.followed(step.key, self._admit_child(step, new, question_id))
+
+    async def _admit_child(self, step: steps.NewStep, new: admission.NewTask, question_id: str | None) -> str:
+        began_ms = self.store.clock.now_ms()
+        admit = partial(admission.admit_children, question_id=question_id)
+        admitted = await self.write(admit, self.fence, [(step, new)])
+        child_id = admitted.tasks[0].id
+        if scope_of(step.key) and admitted.step_indexes:  # Else the call around it cannot come to it a second time.
+            begun, (index,) = steps.with_child(step, child_id), admitted.step_indexes
+            self._keep(begun, None, index, began_ms)
+        return child_id
+
     def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> Awaitable[int]:
         """Make a call's outcome durable. Outside other calls it is on its way at once, before it is awaited."""
         if not begun and outcomes.is_plain(result, self._place):
@@ -413,11 +429,12 @@ class Journal:
         """Write a step inside another call, which finds it again should it run a second time in this attempt."""
         began_ms = self.store.clock.now_ms()
         written = await put()
-        attempt = self.task.attempt
-        self.records.add(
-            steps.as_record(step, result, self.task.id, written.step_index, attempt=attempt, began_ms=began_ms)
-        )
+        self._keep(step, result, written.step_index, began_ms)
         return written
+
+    def _keep(self, step: steps.NewStep, result: steps.Result | None, index: int, began_ms: int) -> None:
+        attempt = self.task.attempt
+        self.records.add(steps.as_record(step, result, self.task.id, index, attempt=attempt, began_ms=began_ms))
 
     async def take_over(self, step: steps.NewStep, *, question_id: str | None) -> None:
         """This attempt holds from here on a call that another one had begun; the answer that allows it is used up."""

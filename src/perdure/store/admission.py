@@ -81,6 +81,7 @@ class Admission:
 
     tasks: tuple[Task, ...]
     existing: bool
+    step_indexes: tuple[int, ...] = ()  # of the steps that stand for new children
 
 
 def admit(tx: Transaction, new: Sequence[NewTask]) -> Admission:
@@ -104,11 +105,18 @@ def admit(tx: Transaction, new: Sequence[NewTask]) -> Admission:
     return Admission(tuple(tasks), False)
 
 
-def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewStep, NewTask]]) -> Admission:
+def admit_children(
+    tx: Transaction,
+    fence: Fence,
+    new: Sequence[tuple[steps.NewStep, NewTask]],
+    *,
+    question_id: str | None = None,
+) -> Admission:
     """Admit children of a running task, each together with the step that stands for it, all or none.
 
-    A child whose step key is known is the one of the first call: a replay spawns once. Raises LeaseLost, KeyConflict,
-    and Refused or BudgetExceeded naming every violated limit and the parent chain.
+    A child whose step key is known is the one of the first call: a replay spawns once. `question_id` is the approval
+    that the first uses up. Raises LeaseLost, KeyConflict, NotFound when another step has used it up, and Refused or
+    BudgetExceeded naming every violated limit and the parent chain.
     """
     _check([one for _, one in new])
     task_ops.hold_session(tx, fence.task_id)
@@ -119,11 +127,13 @@ def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewS
     if found is not None:
         return Admission(found, True)
     limits = _child_limits(tx, parent, len(new))
-    tasks = []
+    tasks: list[Task] = []
+    indexes: list[int] = []
     for step, one in new:
         task_id = tx.new_id()
         child = one.with_parent_task(parent)
-        steps.begin(tx, fence, steps.with_child(step, task_id))
+        begun = steps.begin(tx, fence, steps.with_child(step, task_id), question_id=None if tasks else question_id)
+        indexes.append(begun.step_index)
         where = _Place(
             parent.session_id,
             parent.root_session_id,
@@ -136,7 +146,7 @@ def admit_children(tx: Transaction, fence: Fence, new: Sequence[tuple[steps.NewS
         )
         tasks.append(_insert(tx, task_id, replace(child, budget=narrow(limits, one.budget)), where))
     tx.hint()
-    return Admission(tuple(tasks), False)
+    return Admission(tuple(tasks), False, tuple(indexes))
 
 
 def work_digest(agent: str, prompt: bytes, *, context: bytes | None = None, item: str | None = None) -> str:

@@ -35,6 +35,21 @@ class Cursor:
         return cls(int(at), check_id(task_id, "after"))
 
 
+@dataclass(frozen=True, slots=True)
+class Danger:
+    """Whether a task, or one below it, is one that is not to be run twice."""
+
+    is_declared: bool  # as above low risk
+    has_begun: bool  # a call above low risk
+    is_open: bool  # the task itself; it may come to one
+    is_open_below: bool
+
+    @property
+    def is_one(self) -> bool:
+        """Whether that is so, or nobody can be waited for who would know."""
+        return self.is_declared or self.has_begun or (self.is_open_below and not self.is_open)
+
+
 def recent(
     tx: Transaction,
     *,
@@ -158,6 +173,12 @@ def outcome(tx: Transaction, task_id: str) -> Outcome | None:
         return None
     result = None if row[2] is None else payloads.body(tx, row[2])
     return Outcome(row[0], TaskStatus(row[1]), result, read_error(tx, row[3]))
+
+
+def danger(tx: Transaction, task_id: str) -> Danger:
+    """What a task and those below it have done, as far as they have come."""
+    is_declared, has_begun, is_open, is_open_below = map(bool, tx.one(Q.danger, id=task_id) or (False,) * 4)
+    return Danger(is_declared, has_begun, is_open, is_open_below)
 
 
 def find(tx: Transaction, ending: str) -> str:

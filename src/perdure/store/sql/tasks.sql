@@ -234,6 +234,25 @@ WHERE t.id IN (SELECT w.id FROM touched w)
 ORDER BY t.id
 {for_update}
 
+-- name: danger
+-- Whether a task or one below it is declared above low risk, or has begun such a call; whether it is open, or one below.
+WITH RECURSIVE family (id, level, risk, risk_seen, is_open) AS (
+    SELECT t.id, 0, t.risk, t.risk_seen, CASE WHEN t.finished_at IS NULL THEN 1 ELSE 0 END
+    FROM tasks t
+    WHERE t.id = :id
+    UNION ALL
+    SELECT c.id, f.level + 1, c.risk, c.risk_seen, CASE WHEN c.finished_at IS NULL THEN 1 ELSE 0 END
+    FROM tasks c
+    JOIN family f ON c.parent_task_id = f.id
+    WHERE f.level < 1000
+)
+SELECT
+    max(CASE WHEN f.risk <> 'low' THEN 1 ELSE 0 END),
+    max(CASE WHEN f.risk_seen <> 'low' THEN 1 ELSE 0 END),
+    max(CASE WHEN f.level = 0 THEN f.is_open ELSE 0 END),
+    max(CASE WHEN f.level > 0 THEN f.is_open ELSE 0 END)
+FROM family f
+
 -- name: lock
 SELECT {columns}
 FROM tasks t
