@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -88,6 +89,34 @@ def test_looking_never_makes_a_database(desk: Desk) -> None:
     assert said.code == 4
     assert f"there is no database at {desk.db}; name one with --db" in said.err
     assert not desk.db.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ps", "--all"],
+        ["ps", "--json"],
+        ["doctor"],
+        ["--help"],
+        ["run", "talker", "ann", "--json"],
+        ["run", "talker", "ann"],
+    ],
+)
+def test_output_that_has_no_room_is_one_line_without_a_traceback(desk: Desk, words: list[str]) -> None:
+    desk.run("run", "writer", "x")
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "perdure.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (1, "perdure: cannot print: No space left on device\n")
 
 
 def test_a_file_that_is_no_database_is_left_alone(desk: Desk) -> None:
