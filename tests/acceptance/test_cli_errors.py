@@ -91,6 +91,18 @@ def test_looking_never_makes_a_database(desk: Desk) -> None:
     assert not desk.db.exists()
 
 
+@pytest.mark.parametrize("words", [["ps"], ["doctor"], ["questions"], ["why", "T"], ["approve", "Q1"]])
+def test_a_database_that_was_restored_to_nothing_is_said_to_be_empty_and_left_so(desk: Desk, words: list[str]) -> None:
+    desk.db.touch()
+
+    said = desk.run(*words)
+
+    assert (said.code, said.out) == (4, "")
+    assert f"the file {desk.db} is empty, and so no database; restore it, or name one with --db" in said.err
+    assert desk.db.stat().st_size == 0
+    assert [one.name for one in desk.folder.glob(f"{desk.db.name}*")] == [desk.db.name]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize(
     "words",
