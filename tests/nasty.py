@@ -107,6 +107,31 @@ class SilentRepr:
         raise RuntimeError("repr fails")
 
 
+class BrokenZone(dt.tzinfo):
+    """A zone that fails whatever it is asked."""
+
+    def utcoffset(self, when: dt.datetime | None) -> NoReturn:
+        raise RuntimeError("no offset")
+
+    def dst(self, when: dt.datetime | None) -> NoReturn:
+        raise RuntimeError("no summer")
+
+    def tzname(self, when: dt.datetime | None) -> NoReturn:
+        raise RuntimeError("no name")
+
+
+class FalseText(str):
+    """Text that fails when it is compared, with the hash of another."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no equal")
+
+    def __hash__(self) -> int:
+        return hash("$perdure")
+
+
 class Impostor:
     """A proxy that is bound to nothing: asking for anything fails, for its class too, and so does isinstance."""
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -86,8 +86,8 @@ class News:
         self._counts_only = counts_only
         self._tells_completed = tells_completed
         self._say = say or _print
-        self._root: str | None = None
-        self._task = ""
+        self._roots: list[str] = []
+        self._left: list[str] = []
         self._root_of: dict[str, str] = {}
         self._begun_here: set[str] = set()
         self._taken: dict[str, int] = {}
@@ -102,10 +102,19 @@ class News:
         self._over: set[str] = set()
         self._changed = asyncio.Event()
 
-    def about(self, root: str, *, task: str = "") -> None:
-        """Tell of the tasks below this root session one by one, and only count the others. `task` is what runs."""
-        self._root = root
-        self._task = task
+    def about(self, root: str) -> None:
+        """Tell of the tasks below this root session one by one, and only count those below none that was named."""
+        self._roots.append(root)
+
+    @contextmanager
+    def telling_of(self, root: str) -> Iterator[None]:
+        """The same until the block ends; what came meanwhile is still told so."""
+        self.about(root)
+        try:
+            yield
+        finally:
+            self._left.append(root)
+            self._changed.set()
 
     # -- listening --------------------------------------------------------------------------
 
@@ -179,13 +188,21 @@ class News:
         self._ended.clear()
         if self._counts_only:
             self._unmanned.clear()
+        self._forget_left()
         self._forget_ended()
 
-    def tell_stopped(self, *, has_key: bool) -> None:
+    def tell_stopped(self, task: str, *, has_key: bool) -> None:
         """Say of a run that was cut off how its task goes on; nothing before there is one."""
-        if self._task:
+        if task:
             ways = "the same line goes on with it" if has_key else "a worker goes on with it, or a run with a key would"
-            self._say(f"stopped: {self._task} stays open; {ways}")
+            self._say(f"stopped: {task} stays open; {ways}")
+
+    def _forget_left(self) -> None:
+        for root in self._left:
+            self._roots.remove(root)  # Once: another run may wait for the same task.
+            if root not in self._roots:
+                self._unmanned.pop(root, None)
+        self._left.clear()
 
     def _forget_ended(self) -> None:
         """Of a task that has ended nothing more is told: a worker that lives for long must not keep them all."""
@@ -240,7 +257,7 @@ class News:
                 self._asked.update(await self._read(_looked_up, list(self._asked)))
 
     def _is_other(self, task_id: str) -> bool:
-        return self._root is not None and self._root_of.get(task_id, self._root) != self._root
+        return bool(self._roots) and self._root_of.get(task_id, self._roots[0]) not in self._roots
 
     def _note(self, one: Asked) -> None:
         told = self._told.setdefault(one.task_id, set())

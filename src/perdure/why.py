@@ -36,10 +36,13 @@ _MEANT = Commands()
 
 
 class _View(NamedTuple):
-    """From where one looks at a task: who is known to be dead, and the commands that find its database."""
+    """From where one looks at a task: who is known to be dead, the commands that find its database, and which worker
+    asks, if any.
+    """
 
     judge: Judge = _NOBODY_DEAD
     commands: Commands = _MEANT
+    here: str = ""
 
 
 def because(
@@ -49,12 +52,14 @@ def because(
     ids: Collection[str] = (),
     judge: Judge = _NOBODY_DEAD,
     commands: Commands = _MEANT,
+    here: str = "",
 ) -> str:
     """Why a task has not ended, as a clause to follow "because"; for an ended one how it ended.
 
-    `ids` are those shown beside it, so that short forms stay unique. `commands` are those it names.
+    `ids` are those shown beside it, so that short forms stay unique. `commands` are those it names. `here` is the
+    worker that asks, which a person need not be told the host and process of.
     """
-    said = _because(tx, task, ids, _View(judge, commands))
+    said = _because(tx, task, ids, _View(judge, commands, here))
     if task.status.is_terminal:
         return said
     late = too_late(tx, task, judge=judge, commands=commands)
@@ -191,6 +196,8 @@ def _running(tx: Transaction, task: Task, view: _View) -> str:
     last = _last_attempt(tx, task)
     since = "" if last is None else f" since {phrases.moment(last.started_at, tx.now)}"
     number = f" (attempt {task.attempt})" if task.attempt > 1 else ""
+    if task.instance_id == view.here:
+        return f"it runs here{since}{number}"
     owner = _instance(tx, task.instance_id)
     if owner is None:
         return f"worker {task.instance_id} runs it{since}{number}"

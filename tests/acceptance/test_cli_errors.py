@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -88,6 +89,46 @@ def test_looking_never_makes_a_database(desk: Desk) -> None:
     assert said.code == 4
     assert f"there is no database at {desk.db}; name one with --db" in said.err
     assert not desk.db.exists()
+
+
+@pytest.mark.parametrize("words", [["ps"], ["doctor"], ["questions"], ["why", "T"], ["approve", "Q1"]])
+def test_a_database_that_was_restored_to_nothing_is_said_to_be_empty_and_left_so(desk: Desk, words: list[str]) -> None:
+    desk.db.touch()
+
+    said = desk.run(*words)
+
+    assert (said.code, said.out) == (4, "")
+    assert f"the file {desk.db} is empty, and so no database; restore it, or name one with --db" in said.err
+    assert desk.db.stat().st_size == 0
+    assert [one.name for one in desk.folder.glob(f"{desk.db.name}*")] == [desk.db.name]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ps", "--all"],
+        ["ps", "--json"],
+        ["doctor"],
+        ["--help"],
+        ["run", "talker", "ann", "--json"],
+        ["run", "talker", "ann"],
+    ],
+)
+def test_output_that_has_no_room_is_one_line_without_a_traceback(desk: Desk, words: list[str]) -> None:
+    desk.run("run", "writer", "x")
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "perdure.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (1, "perdure: cannot print: No space left on device\n")
 
 
 def test_a_file_that_is_no_database_is_left_alone(desk: Desk) -> None:

@@ -43,6 +43,16 @@ def test_an_import_says_what_was_added_and_what_was_not_used(desk: Desk) -> None
     ]
 
 
+def test_an_import_that_can_read_nothing_makes_no_database(desk: Desk) -> None:
+    (desk.folder / "notes.txt").write_text("nothing of ours")
+
+    said = desk.run("import", "nofile", str(desk.folder / "notes.txt"))
+
+    assert said.code == 1
+    assert said.out.startswith("problem: cannot read nofile: ")
+    assert not desk.db.exists()
+
+
 def test_a_second_import_adds_nothing_and_a_longer_file_its_rest(desk: Desk) -> None:
     file = desk.folder / "log.jsonl"
     file.write_bytes(to_bytes(SHORT))

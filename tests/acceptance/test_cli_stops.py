@@ -1,4 +1,4 @@
-"""What `perdure run` says of calls that it cuts off when it stops."""
+"""What `perdure run` says when it stops: of its task, and of calls that it cuts off."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def test_a_run_that_stops_inside_a_call_says_that_it_cut_it_off_and_where_to_loo
     assert "a task had to be cut off inside a call" in said.err
     shown = next(line for line in said.err.splitlines() if "effects --in-doubt" in line)
     assert 'post(text="hello")' in desk.run(*shown.split()[1:]).out
+
+
+def test_a_timeout_says_of_a_task_that_runs_here_no_more_than_that(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_SHUTDOWN_GRACE_S", "0.1")
+
+    said = desk.run("run", "slow", "30", "--timeout", "0.1")
+
+    told = said.err.splitlines()
+    assert told[0].startswith("not done after 100 ms: it runs here since ")
+    assert told[-1].startswith("slow …") and told[-1].endswith(" stays open: the same line goes on with it")

@@ -301,6 +301,42 @@ def test_an_app_that_is_done_leaves_no_thread(tmp_db: Path) -> None:
     assert {one for one in threading.enumerate() if one.name.startswith("perdure")} <= before
 
 
+def test_threads_that_run_one_app_do_so_side_by_side(tmp_db: Path) -> None:
+    together = threading.Barrier(3, timeout=20)
+    may_end = {name: threading.Event() for name in "abc"}
+    results: dict[str, object] = {}
+
+    @perdure.tool
+    def pay(name: str) -> str:
+        made.append(name)
+        together.wait()
+        may_end[name].wait(20)
+        return f"paid {name}"
+
+    @perdure.agent
+    def buyer(name: str) -> str:
+        return pay(name)
+
+    app = new_app(tmp_db, buyer)
+
+    def run(name: str) -> None:
+        try:
+            results[name] = app.run(buyer, name)
+        except BaseException as error:  # noqa: BLE001  # Whatever it is, it is none of the results below.
+            results[name] = error
+
+    threads = {name: threading.Thread(target=run, args=(name,)) for name in "abc"}
+    for thread in threads.values():
+        thread.start()
+    for name, thread in threads.items():
+        may_end[name].set()
+        thread.join()
+
+    assert results == {name: f"paid {name}" for name in "abc"}
+    assert sorted(made) == ["a", "b", "c"]
+    assert not [one for one in threading.enumerate() if one.name == "perdure-client"]
+
+
 # -- on an event loop --------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import perdure
 from perdure.client import Client
 from perdure.errors import BadInput
+from tests.nasty import BrokenZone
 from tests.theatre import Theatre
 
 HALF = "\ud800"  # of a surrogate pair
@@ -132,3 +134,31 @@ async def test_a_door_refuses_what_it_cannot_take_by_its_name(
         await knock(house.client, bad)
 
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_a_dangerous_call_whose_outcome_cannot_be_written_has_one_on_record(house: Theatre, how: str) -> None:
+    when = datetime(2026, 1, 1, tzinfo=BrokenZone())
+
+    @perdure.tool
+    async def pay() -> datetime:
+        if how == "raises":
+            raise ValueError(when)
+        return when
+
+    @perdure.agent
+    async def buyer() -> str:
+        try:
+            await pay()
+        except (perdure.NotSerializable, ValueError) as error:
+            return str(error)
+        return "paid"
+
+    said = await house.play(buyer)
+
+    assert said == (
+        "ValueError"
+        if how == "raises"
+        else "the result of pay cannot be stored: writing the datetime raised RuntimeError; pass text in its place"
+    )
+    assert await house.client.questions() == []

@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import uuid
 import zoneinfo
 
 import pytest
@@ -178,6 +179,9 @@ def test_a_nan_is_refused_with_its_path() -> None:
         ({"s": nasty.Spoken("x")}, "$.s", r"come back as a str; pass str\(value\)"),
         ([pathlib.Path("\udce4.txt")], "$[0]", "the path holds the lone surrogate"),
         ([nasty.SilentRepr()], "$[0]", "SilentRepr has no encoding"),
+        ({"t": dt.datetime(2026, 1, 1, tzinfo=nasty.BrokenZone())}, "$.t", "writing the datetime raised RuntimeError"),
+        ({"t": dt.time(1, tzinfo=nasty.BrokenZone())}, "$.t", "writing the time raised RuntimeError"),
+        ([object.__new__(uuid.UUID)], "$[0]", "writing the UUID raised AttributeError"),
     ],
     ids=nasty.describe,
 )
@@ -187,6 +191,11 @@ def test_a_refusal_names_the_path_and_the_reason(value: object, path: str, messa
 
     assert refusal.value.path == path
     assert str(refusal.value).startswith(f"{path}: ")
+
+
+def test_whatever_a_value_raises_while_it_is_written_is_a_refusal() -> None:
+    with pytest.raises(NotSerializable, match="raised RuntimeError"):
+        encode({nasty.FalseText("x"): 1})
 
 
 def test_depth_is_limited_and_the_limit_itself_is_stored() -> None:

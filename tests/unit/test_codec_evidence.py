@@ -20,17 +20,6 @@ from tests import nasty
 SECRET = nasty.SECRETS["Authorization"]
 
 
-class Zone(dt.tzinfo):
-    def utcoffset(self, when: dt.datetime | None) -> NoReturn:
-        raise RuntimeError("no offset")
-
-    def dst(self, when: dt.datetime | None) -> NoReturn:
-        raise RuntimeError("no summer")
-
-    def tzname(self, when: dt.datetime | None) -> NoReturn:
-        raise RuntimeError("no name")
-
-
 @dataclass
 class Call:
     url: str
@@ -56,7 +45,7 @@ class Mischief(dict[str, int]):
 ODD: tuple[object, ...] = (
     *nasty.REFUSED,
     threading.Lock(),
-    dt.datetime(2026, 1, 1, tzinfo=Zone()),
+    dt.datetime(2026, 1, 1, tzinfo=nasty.BrokenZone()),
     Explosive(),
     Mischief(a=1),
     sys,

@@ -183,6 +183,16 @@ def test_a_validator_that_raises_leaves_the_recorded_value() -> None:
     assert decode(encode({"x": 1}), annotation=Loud) == {"x": 1}
 
 
+def test_an_annotation_that_fails_when_it_is_asked_leaves_the_recorded_value() -> None:
+    class Refusing(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            raise RuntimeError("ask somebody else")
+
+    class Asked(metaclass=Refusing): ...
+
+    assert roundtrip({"a": 1}, annotation=Asked)[1] == {"a": 1}
+
+
 def test_a_class_inside_a_function_needs_an_annotation_and_then_comes_back() -> None:
     @dataclass
     class Local:

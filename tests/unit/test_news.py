@@ -248,9 +248,22 @@ async def test_what_comes_together_is_told_together_and_the_rest_at_the_end() ->
 def test_a_run_that_is_cut_off_before_it_has_a_task_says_nothing_of_one() -> None:
     told: list[str] = []
     news = News(say=told.append)
-    news.tell_stopped(has_key=True)
-    news.about("root", task="lead …0001")
+    news.tell_stopped("", has_key=True)
 
-    news.tell_stopped(has_key=True)
+    news.tell_stopped("lead …0001", has_key=True)
 
     assert told == ["stopped: lead …0001 stays open; the same line goes on with it"]
+
+
+def test_what_several_runs_wait_for_is_told_one_by_one() -> None:
+    told: list[str] = []
+    news = News(say=told.append)
+    with news.telling_of("a"):
+        with news.telling_of("b"):
+            news.hear("question", question(4, 2, kind="ask", text="which?") | {"root": "b"})
+        news.tell()
+        news.hear("question", question(5, 2, kind="ask", text="why?") | {"root": "b"})
+        news.tell()
+
+    assert told[0] == "waits for you: which?"
+    assert told[-1] == "other tasks of this app: 1 question (perdure questions)"

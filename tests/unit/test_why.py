@@ -26,8 +26,8 @@ def world() -> Iterator[World]:
         yield World(store, clock)
 
 
-def because(world: World, task_id: str) -> str:
-    return world.store.read(lambda tx: why.because(tx, tasks.get(tx, task_id)))
+def because(world: World, task_id: str, *, here: str = "") -> str:
+    return world.store.read(lambda tx: why.because(tx, tasks.get(tx, task_id), here=here))
 
 
 def explain(world: World, task_id: str, **more: Any) -> str:
@@ -112,6 +112,7 @@ def test_a_running_task_names_host_and_pid(world: World) -> None:
     claim = world.start()
 
     assert because(world, claim.task.id).startswith("host host, pid 1 runs it since ")
+    assert because(world, claim.task.id, here=claim.task.instance_id or "").startswith("it runs here since ")
 
 
 def test_a_silent_owner_is_said_to_be_silent(world: World) -> None:

@@ -13,6 +13,7 @@ from perdure import phrases
 from perdure.cli import screen
 from perdure.cli.opening import made
 from perdure.cli.options import AppName, Db, Json
+from perdure.client import Client
 from perdure.errors import BadInput
 from perdure.importers import Recording, read_runs
 from perdure.store import Store, imports
@@ -59,7 +60,7 @@ def import_(
         reports = []
         for file in files:
             advance(file.name, steps=0)
-            reports.append(_import_file(client.store, file))
+            reports.append(_import_file(client, file))
             advance(file.name)
     if as_json:
         screen.put_json({"files": [asdict(report) for report in reports]})
@@ -79,8 +80,11 @@ def _files(paths: list[Path]) -> Iterator[Path]:
             yield path
 
 
-def _import_file(store: Store, file: Path) -> Report:
-    """Add one file. A file that cannot be read, or a run that cannot be stored, is a problem and stops nothing else."""
+def _import_file(client: Client, file: Path) -> Report:
+    """Add one file. A file that cannot be read, or a run that cannot be stored, is a problem and stops nothing else.
+
+    A database that is not there is made once something was read.
+    """
     report = Report(str(file))
     try:
         recording = read_runs(file)
@@ -92,7 +96,7 @@ def _import_file(store: Store, file: Path) -> Report:
     report.records, report.used = recording.record_count, recording.used_count
     report.unused = [asdict(one) for one in recording.unused]
     report.remarks = [asdict(one) for one in recording.remarks]
-    _add_runs(store, recording, report)
+    _add_runs(client.store, recording, report)
     return report
 
 

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -72,9 +72,14 @@ class Commands(TyperGroup):
             code = super().main(args, prog_name or "perdure", complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read our output has seen enough, as in `perdure ps | head`. Python must not try to flush it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Whoever read our output has seen enough, as in `perdure ps | head`.
+            screen.give_up()
             return NO
+        except OSError as error:
+            if not _is_of_output(error):
+                raise
+            screen.give_up()
+            return _complain(f"cannot print: {error.strerror}", NO)
         except TyperException as error:
             dash = "; write -- before an argument that begins with a dash" if _may_be_text(error) else ""
             return _complain(f"{error.format_message()}{dash} (--help tells more)", USAGE)
@@ -148,6 +153,13 @@ def _may_be_text(error: TyperException) -> bool:
     return context is not None and context.command.name in _TAKES_TEXT and hasattr(error, "option_name")
 
 
+def _is_of_output(error: OSError) -> bool:
+    """Whether it was met by code that prints, which does nothing else with files: the disk is full, say."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith((f"{__package__}.", "typer.", "rich."))
+
+
 def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"perdure: {phrases.safe(phrases.one_line(text, limit=4000))}\n")
+    with suppress(OSError):  # Standard error may lead to the same full disk.
+        sys.stderr.write(f"perdure: {phrases.safe(phrases.one_line(text, limit=4000))}\n")
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
@@ -37,10 +38,7 @@ def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
     Raises StoreError when it is not there: looking must not make an empty one.
     """
     url = _url(db, app_name)
-    path = sqlite_path(url)
-    if path is not None and not path.exists():
-        hint = "name one with --db, or the app with --app MODULE:APP"
-        raise StoreError(f"there is no database at {path.absolute()}; {hint}")
+    _need_database(url)
     client = _Looking(url, commands(url, db, app_name))
     with client.store:
         try:
@@ -49,6 +47,18 @@ def opened(db: str | None, app_name: str | None = None) -> Iterator[Client]:
             # The store, which found the error, knows nothing of the flags by which a command finds it.
             error.args = (client.commands.made_whole(str(error)), *error.args[1:])
             raise
+
+
+def _need_database(url: str) -> None:
+    path = sqlite_path(url)
+    if path is None:
+        return
+    hint = "name one with --db, or the app with --app MODULE:APP"
+    if not path.exists():
+        raise StoreError(f"there is no database at {path.absolute()}; {hint}")
+    # A backup that was restored to nothing, say: SQLite would make a new one of it, and throw away a log beside it.
+    if path.stat().st_size == 0:
+        raise StoreError(f"the file {path.absolute()} is empty, and so no database; restore it, or {hint}")
 
 
 class _Looking(Client):
@@ -74,12 +84,14 @@ def commands(url: str, db: str | None, app_name: str | None) -> Commands:
 
 @contextmanager
 def made(db: str | None, app_name: str | None = None) -> Iterator[Client]:
-    """The same for commands that may make the database."""
+    """The same for commands that may make the database, which they do when they first ask for its store."""
     url = _url(db, app_name)
     _need_folder(url)
     client = Client(url)
-    with client.store:
+    try:
         yield client
+    finally:
+        asyncio.run(client.aclose())
 
 
 def load_app(name: str | None, db: str | None) -> App:

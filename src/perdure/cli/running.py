@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
@@ -43,6 +43,7 @@ from perdure.why import because, stays
 _STILL_S: Final = 10.0
 
 _Asked: TypeAlias = tuple[tuple[Question, object], ...]
+_Seen: TypeAlias = tuple[Outcome | None, _Asked, str]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -154,7 +155,8 @@ async def _run(
             unless(news.until_unmanned(task.root_session_id)),
         ):
             await worker.adopt(task.id)
-            asked = await _until_ended(app, task.id, shown, stopped=stopped, timeout_s=timeout_s)
+            look = partial(app.read, _look, task.id, judge(app.store), shown, lambda: worker.instance_id)
+            asked = await _until_ended(app, look, stopped=stopped, timeout_s=timeout_s)
         for question, evidence in asked:
             news.ask(question, evidence)
         news.tell()
@@ -179,14 +181,13 @@ def _admit_or_join(tx: Transaction, wanted: NewTask, *, is_new: bool) -> tuple[T
 
 
 async def _until_ended(
-    app: App, task_id: str, shown: Commands, *, stopped: asyncio.Event, timeout_s: float | None
+    app: App, look: Callable[[], Awaitable[_Seen]], *, stopped: asyncio.Event, timeout_s: float | None
 ) -> _Asked:
     """Wait until the task has ended, only people are waited for (they are returned), time is over, or a signal came."""
     loop = asyncio.get_running_loop()
     ends_at = None if timeout_s is None else loop.time() + timeout_s
     said, says_next = "", loop.time() + _STILL_S
-    async for seen in app.watch(lambda: app.read(_look, task_id, judge(app.store), shown)):
-        outcome, asked, reason = seen
+    async for outcome, asked, reason in app.watch(look):
         if outcome is not None or stopped.is_set() or asked:
             return asked
         if ends_at is not None and loop.time() >= ends_at:
@@ -200,12 +201,12 @@ async def _until_ended(
     raise AssertionError("the watch ends with an outcome")
 
 
-def _look(tx: Transaction, task_id: str, judge: Judge, shown: Commands) -> tuple[Outcome | None, _Asked, str]:
+def _look(tx: Transaction, task_id: str, judge: Judge, shown: Commands, here: Callable[[], str]) -> _Seen:
     outcome = task_lists.outcome(tx, task_id)
     if outcome is not None:
         return outcome, (), ""
     asked = tuple((one, questions.evidence(tx, one)) for one in people_asked(tx, task_id))
-    return None, asked, because(tx, tasks.get(tx, task_id), judge=judge, commands=shown)
+    return None, asked, because(tx, tasks.get(tx, task_id), judge=judge, commands=shown, here=here())
 
 
 async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_json: bool, same_line: str = "") -> int:
@@ -217,7 +218,9 @@ async def _finish(app: App, task_id: str, asked: _Asked, shown: Commands, *, as_
         open_ones = [question_shape(one, evidence) for one, evidence in asked]
         screen.put_json({**task_shape(task, reason), "result": result, **error, "questions": open_ones})
     elif outcome is None:
-        screen.note(f"{task.agent} {tail(task.id)} is {task.status}: {same_line} goes on with it")
+        is_left = task.status in (TaskStatus.PENDING, TaskStatus.INTERRUPTED)
+        stands = "stays open" if is_left else f"is {task.status}"
+        screen.note(f"{task.agent} {tail(task.id)} {stands}: {same_line} goes on with it")
     elif outcome.status is TaskStatus.COMPLETED:
         screen.put_result(result)
     else:

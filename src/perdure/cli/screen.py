@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Final, Protocol, TextIO
 
 from rich.cells import cell_len
@@ -67,6 +67,12 @@ def open_closed() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # Takes the lowest number that is free: that of the closed one.
             os.set_inheritable(nowhere, True)
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
+
+
+def give_up() -> None:
+    """Have standard output lead nowhere: what could not be printed Python must not try to print again."""
+    with suppress(OSError):  # A stream in memory has no descriptor.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -124,6 +124,10 @@ def _encode(value: object, limit: int) -> tuple[bytes, bool]:
         lowered = _Lowering(limit).lower(value, 0, exact=False)
     except Unfit as reason:
         raise refused(reason.message, show_path(reason.trail)) from None
+    except RecursionError:
+        raise
+    except Exception as error:  # What a key's or a member's class of a user's own does here may raise anything.
+        raise NotSerializable(f"reading the value raised {type(error).__name__}") from error
     return _within(to_json(lowered), limit), False
 
 
@@ -163,10 +167,9 @@ class _Lowering:
             return {TAG: "tuple", "v": items} if exact else items
         if type(value) is set or type(value) is frozenset:
             return self._set(value, depth)
-        found = write_scalar(value)
+        found = _scalar(value)
         if found is not None:
             tag, content = found
-            _check_scalar(value)
             return {TAG: tag, "v": self._text(content, "the path") if type(content) is str else content}
         if is_a(value, Enum):
             return self._member(value, depth)
@@ -276,21 +279,28 @@ def _too_large(size_bytes: int | str, limit: int) -> str:
     )
 
 
+def _scalar(value: object) -> tuple[str, Plain] | None:
+    """A scalar of the table as it is written, or None. Raises Unfit for one that would not come back equal."""
+    try:
+        found = write_scalar(value)
+        if found is not None:
+            _check_scalar(value)
+    except (Unfit, RecursionError):
+        raise
+    except Exception as error:  # A zone of a user's own may raise anything when it is asked for the offset.
+        what = f"the {type(value).__name__} raised {type(error).__name__}"
+        raise Unfit(f"writing {what}; pass text in its place") from error
+    return found
+
+
 def _check_scalar(value: object) -> None:
     """Refuse the scalars of the table that would not come back equal."""
-    if type(value) is dt.datetime and _offset(value) is None:
+    if type(value) is dt.datetime and value.utcoffset() is None:
         raise Unfit("the datetime has no zone, so it names no instant; use datetime.now(timezone.utc) or astimezone()")
-    if type(value) is dt.time and value.tzinfo is not None and _offset(value) is None:
+    if type(value) is dt.time and value.tzinfo is not None and value.utcoffset() is None:
         raise Unfit("the time's zone has no fixed offset; pass a datetime, or the time and the zone's name")
     if type(value) is decimal.Decimal and not value.is_finite():
         raise Unfit("the Decimal is not finite; pass None, text, or leave it out")
-
-
-def _offset(value: dt.datetime | dt.time) -> dt.timedelta | None:
-    try:
-        return value.utcoffset()
-    except Exception as error:
-        raise Unfit(f"the zone of the {type(value).__name__} raised {type(error).__name__}") from error
 
 
 def _wrong_key(key: object) -> str:

@@ -167,7 +167,7 @@ def _fits_typed_dict(value: object, annotation: type) -> bool:
     required: frozenset[str] = annotation.__required_keys__  # type: ignore[attr-defined]  # a TypedDict has it
     try:
         hints = typing.get_type_hints(annotation)
-    except NameError:
+    except Exception:  # noqa: BLE001  # What it names is evaluated here.
         return required <= value.keys()
     return required <= value.keys() and all(fits(part, hints.get(key, ANY)) for key, part in value.items())
 
@@ -181,8 +181,8 @@ def _fits_tuple(value: tuple[object, ...], inner: tuple[object, ...]) -> bool:
 def _is_instance(value: object, cls: object) -> bool:
     try:
         return isinstance(value, cast("type", cls))
-    except TypeError:
-        # Not a class one can ask, such as a protocol: nothing says that the value is wrong.
+    except Exception:  # noqa: BLE001
+        # Not a class one can ask, such as a protocol, or one that fails to say: nothing tells that the value is wrong.
         return True
 
 
@@ -216,6 +216,6 @@ def _needs_pydantic(annotation: object, seen: set[int]) -> bool:
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         try:
             inner += typing.get_type_hints(annotation).values()
-        except NameError:
+        except Exception:  # noqa: BLE001  # As above.
             return False
     return any(_needs_pydantic(one, seen) for one in inner)

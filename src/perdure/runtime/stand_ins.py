@@ -50,7 +50,7 @@ def describe(exc: BaseException, *, secrets: tuple[str, ...] = ()) -> Error:
         try:
             body = codec.encode(value, limit=_ATTRIBUTE_LIMIT_BYTES)
         except NotSerializable:
-            if not isinstance(value, Error):
+            if type(value) is not Error:
                 continue  # A client, a request: of no use after a restart.
             # How a child failed is kept in any case: its reader counts on it.
             body = codec.encode(replace(value, attributes={}))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from perdure import ambient
@@ -52,6 +53,18 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
+        self._held = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile `stop_unless_held` leaves it running."""
+        with self._mutex:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._held -= 1
 
     def run(self, make: Callable[[], Coroutine[Any, Any, R]], *, name: str) -> R:
         """Run a coroutine on the loop and wait. An interrupt (Ctrl-C) cancels it and waits until it has ended.
@@ -59,6 +72,10 @@ class LoopThread:
         Raises WrongThread on an event loop.
         """
         refuse_on_loop(name)
+        with self.held():
+            return self._run(make)
+
+    def _run(self, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
         loop = self._started()
         running: list[asyncio.Task[R]] = []
         try:
@@ -74,9 +91,18 @@ class LoopThread:
             ended.wait()
             raise
 
+    def stop_unless_held(self) -> None:
+        """The same as `stop` when nobody else waits for anything on it."""
+        self._stop(even_held=False)
+
     def stop(self) -> None:
         """Cancel what still runs and end the thread. It starts again when it is needed. May be called twice."""
+        self._stop(even_held=True)
+
+    def _stop(self, *, even_held: bool) -> None:
         with self._mutex:
+            if self._held and not even_held:
+                return
             thread, loop, end = self._thread, self._loop, self._end
             self._thread = self._loop = self._end = None
         if thread is None or loop is None or end is None:

@@ -89,11 +89,12 @@ class TaskHandle(Generic[R]):
     def follow(self, *, after: int = 0) -> Iterator[Event]:
         """Every event after seq `after`, in order, live and across restarts; ends when the task has ended."""
         events = self._twin.follow(after=after)
-        try:
-            while (event := self._loop.run(lambda: _next(events), name="task.follow")) is not None:
-                yield event
-        finally:
-            self._loop.run(lambda: _close(events), name="task.follow")
+        with self._loop.held():
+            try:
+                while (event := self._loop.run(lambda: _next(events), name="task.follow")) is not None:
+                    yield event
+            finally:
+                self._loop.run(lambda: _close(events), name="task.follow")
 
     def cancel(self, reason: str = "", *, by: str = "code") -> bool:
         """End the task and its descendants; `by` is on record. True if this call did it; it is durable then."""
@@ -256,15 +257,16 @@ class App(Client):
             store=store,
         )
         self._start_with(self._app)
-        self._workers = 0
 
     def run(self, agent: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an agent as a task, here, and return its result. A second run with the same key joins the first."""
+        """Run an agent as a task, here, and return its result. A second run with the same key joins the first.
+
+        Threads may run at the same time; the last of them closes the store.
+        """
         try:
             return self._loop.run(lambda: self._app.run(agent, *args, **kwargs), name="app.run")
         finally:
-            if not self._workers:
-                self._loop.stop()
+            self._loop.stop_unless_held()
 
     @contextmanager
     def worker(
@@ -292,13 +294,12 @@ class App(Client):
             release.set()
             await working
 
-        working = self._loop.run(begin, name="app.worker")
-        self._workers += 1
-        try:
-            yield
-        finally:
-            self._workers -= 1
-            self._loop.run(lambda: end(working), name="app.worker")
+        with self._loop.held():
+            working = self._loop.run(begin, name="app.worker")
+            try:
+                yield
+            finally:
+                self._loop.run(lambda: end(working), name="app.worker")
 
     def _teller(self, notify: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
         async def tell(twin: client.Question) -> None:
