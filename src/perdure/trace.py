@@ -331,7 +331,7 @@ class Records:
         none from before the last such record.
         """
         made = [step for inner in self._nesting.all_inside(key) if (step := self._by_key.get(inner)) is not None]
-        since = max((step.step_index for step in made if step.risk != Risk.LOW), default=0)
+        since = max((step.step_index for step in made if _counts_anywhere(step)), default=0)
         failed = (step for step in made if step.outcome == "failed" and step.retried_at is None)
         return [step for step in failed if step.step_index >= since]
 

@@ -262,7 +262,7 @@ def test_an_outcome_is_given_once_a_task_has_ended(world: World) -> None:
 def test_what_a_task_and_those_below_it_have_done_is_known_as_soon_as_it_is_begun(world: World) -> None:
     def danger() -> tuple[bool, bool, bool, bool, bool]:
         found = world.store.read(task_lists.danger, top.task.id)
-        return found.is_declared, found.has_begun, found.is_open, found.is_open_below, found.is_one
+        return found.is_declared, found.has_begun, found.is_open, found.is_open_below, found.forbids_another
 
     top = world.start()
     assert danger() == (False, False, True, False, False)

@@ -274,7 +274,7 @@ async def test_a_settled_outer_call_settles_the_inner_one_in_doubt_too(house: Th
     await doubt.resolve(perdure.happened("as a whole"), by="ana")
 
     assert doubt.tool == "outer"
-    assert "inner was cut off inside it, about which nobody is asked if this one happened" in doubt.evidence["cause"]
+    assert "inner was cut off inside it: if this one happened, nobody will ask about it" in doubt.evidence["cause"]
     assert await task.result() == "as a whole"
     assert [(one.name, one.outcome) for one in house.steps(task)] == [("outer", "completed"), ("inner", "failed")]
 

@@ -80,6 +80,32 @@ async def test_who_saves_through_a_wrapper_knows_what_it_has_called(
     assert house.kinds(task).count("question_opened") == 0
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+async def test_a_branch_that_has_called_nothing_and_saves_through_a_wrapper_is_not_the_agent(
+    house: Theatre, shop: Shop, wrapper: str
+) -> None:
+    @perdure.agent
+    async def host() -> list[Any]:
+        first: int = await perdure.last_checkpoint() or 0
+
+        async def paying() -> str:
+            await asyncio.sleep(0.5)
+            return await shop.pay("rent")
+
+        async def saving() -> None:
+            for number in range(first, 4):
+                await asyncio.sleep(1)
+                await WRAPPERS[wrapper](perdure.checkpoint(number + 1))
+
+        return list(await asyncio.gather(paying(), saving()))
+
+    task = await house.client.start(host)
+    await house.crash_at(task, 3, agents=[host])
+    await (await house.question()).approve(by="ana")
+
+    assert await task.result() == ["rent 2", None]
+
+
 async def test_what_was_begun_by_a_branch_that_goes_on_is_not_known_to_whoever_began_that(
     house: Theatre, shop: Shop
 ) -> None:
@@ -214,6 +240,39 @@ async def test_what_a_state_that_could_not_be_saved_was_to_tell_of_the_next_one_
     assert await task.result() == ["rent 2", None]
 
 
+async def test_a_state_tells_of_what_was_open_when_it_was_given_though_another_is_saved_first(
+    house: Theatre, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.tool
+    async def slow_pay(what: str) -> str:
+        await asyncio.sleep(0.01)
+        return await shop.pay(what)
+
+    @perdure.agent
+    async def host() -> str:
+        paying = asyncio.create_task(slow_pay("rent"))
+        await asyncio.sleep(0.005)
+        if await perdure.last_checkpoint() is None:
+            line = house.actors[-1].line
+            real = line.write
+            monkeypatch.setattr(line, "write", _is_busy)
+            asyncio.get_running_loop().call_later(0.03, monkeypatch.setattr, line, "write", real)
+            first = asyncio.create_task(_saving("of a branch"))
+            await asyncio.sleep(0)
+            await perdure.checkpoint("of the agent")
+            await first
+            await asyncio.sleep(5)
+        return await paying
+
+    task = await house.client.start(host)
+    await house.crash_at(task, 2, agents=[host], after_s=1)
+
+    assert await task.result() == "rent 1"
+    point = house.store.read(messages.resume_point, task.id, 2)
+    assert point is not None
+    assert point.state == b'"of the agent"'
+
+
 async def test_a_message_of_a_branch_that_goes_on_is_added_once(house: Theatre) -> None:
     @perdure.agent
     async def host() -> None:
@@ -235,6 +294,10 @@ async def test_a_message_of_a_branch_that_goes_on_is_added_once(house: Theatre) 
 
     await task.result()
     assert [one.content for one in house.store.read(messages.listing, task.id)] == ["hello", "hello"]
+
+
+async def _saving(state: str) -> None:
+    await perdure.checkpoint(state)
 
 
 def _until_cancelled(work: Callable[[], Any]) -> Callable[[], None]:

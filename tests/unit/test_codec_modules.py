@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
 
 from perdure.codec import modules
+
+
+@pytest.fixture(autouse=True)
+def another_process() -> Iterator[None]:
+    """What a script is called is found out once in each process."""
+    modules._script.cache_clear()
+    yield
+    modules._script.cache_clear()
 
 
 def run_as_script(monkeypatch: pytest.MonkeyPatch, *, file: str | None = None, spec: str | None = None) -> ModuleType:
@@ -50,6 +59,15 @@ def test_a_script_that_was_imported_beside_keeps_its_classes_apart(monkeypatch: 
 
     assert modules.recorded_name("__main__") == "__main__"
     assert (modules.loaded("__main__"), modules.loaded("shop")) == (script, beside)
+
+
+def test_a_script_that_is_imported_beside_later_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = run_as_script(monkeypatch, file="shop.py")
+    assert modules.recorded_name("__main__") == "shop"
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
+
+    assert modules.recorded_name("__main__") == "shop"
+    assert modules.loaded("shop") is script
 
 
 def test_other_modules_go_by_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:

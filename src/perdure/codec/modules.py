@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import PurePath
 from types import ModuleType
@@ -16,21 +17,22 @@ def recorded_name(module: str) -> str:
     A script keeps its own where none is known, as in a notebook, or where it has been imported beside, too: then there
     are two of each class.
     """
-    if module not in _MAIN:
-        return module
-    name = _name_of_script()
-    return module if name is None or name in sys.modules else name
+    return _script() or module if module in _MAIN else module
 
 
 def loaded(name: str) -> ModuleType | None:
     """The loaded module of this name, which may be the script that runs. Nothing is imported for it."""
-    found = sys.modules.get(name)
-    if found is None and name == _name_of_script():
-        return sys.modules.get(_MAIN[0])
-    return found
+    return sys.modules.get(_MAIN[0] if name == _script() else name)
 
 
-def _name_of_script() -> str | None:
+@functools.cache
+def _script() -> str | None:
+    """The name the script goes by in this process. Found once: what a tool imports later must not change it."""
+    name = _importable_name()
+    return None if name in sys.modules else name
+
+
+def _importable_name() -> str | None:
     script = sys.modules.get(_MAIN[0])
     spec = getattr(script, "__spec__", None)
     if spec is not None:  # python -m package.module

@@ -30,7 +30,7 @@ from perdure.model.task import Claim, Usage
 from perdure.policy.budget import Budget
 from perdure.policy.risk import Risk
 from perdure.runtime import calls, durable, endings, stand_ins
-from perdure.runtime.branches import Mark, mark_thread, of_agent
+from perdure.runtime.branches import ThreadCode, mark_thread, of_agent
 from perdure.runtime.call import Call, from_tool
 from perdure.runtime.histories import read_again
 from perdure.runtime.in_flight import InFlightCalls
@@ -437,7 +437,7 @@ class Attempt:
             is_cut_off = scope is not None and scope.is_cut_off
             raise Cancelled(ambient.CUT_OFF if is_cut_off else "what was called here has been cancelled") from None
 
-    def _bridge(self, mark: Mark, task: asyncio.Task[Any]) -> None:
+    def _bridge(self, mark: ThreadCode, task: asyncio.Task[Any]) -> None:
         self._bridged[task] = mark.thread
         mark.calls_by(task)
         task.add_done_callback(lambda _: self._bridged.pop(task, None))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -25,20 +25,20 @@ class Beside(NamedTuple):
 
     going_on: list[str]  # of branches that are not at their end
     unsure: list[str]  # whether the state tells of them, nobody knows
-    sure: list[str]  # that was said of these before, and is over
+    sure: list[str]  # unsure at an earlier checkpoint, known to this one
 
 
-class Mark:
-    """A function that runs in a thread of the agent's: its context alone keeps this, for as long as it runs."""
+class ThreadCode:
+    """A function that runs in a thread of the agent's. Freed with its context, so one sees when it has returned."""
 
     __slots__ = ("__weakref__", "around", "branch", "is_agent", "task", "thread")
 
-    def __init__(self, around: Mark | None = None, *, is_agent: bool = False) -> None:
+    def __init__(self, around: ThreadCode | None = None, *, is_agent: bool = False) -> None:
         self.around = around  # of the function in whose thread this one was begun
         self.is_agent = is_agent  # the agent itself, and no branch
         self.thread = threading.current_thread()
         self.task: ref[asyncio.Task[object]] | None = None  # makes its present call for it, on the loop
-        self.branch: _Branch | None = None
+        self.branch: Branch | None = None
 
     def calls_by(self, task: asyncio.Task[object]) -> None:
         """This task makes its call."""
@@ -50,24 +50,24 @@ class Mark:
         return not self.is_agent and self.task is not None and self.task() is asyncio.current_task()
 
 
-class _Branch:
+class Branch:
     """An asyncio task or a function in a thread, the branch that began it as far as that is known, and its keys."""
 
-    __slots__ = ("keys", "mark", "of", "parent", "saves", "task", "told")
+    __slots__ = ("keys", "mark", "message_keys", "of", "parent", "saves", "task")
 
     def __init__(
         self,
         of: Branches,
-        parent: _Branch | None,
+        parent: Branch | None,
         *,
         task: asyncio.Task[object] | None = None,
-        mark: Mark | None = None,
+        mark: ThreadCode | None = None,
     ) -> None:
         self.of, self.parent = of, parent
         self.task = None if task is None else ref(task)
         self.mark = None if mark is None else ref(mark)
         self.keys: list[str] = []  # of its calls
-        self.told: list[str] = []  # of its messages
+        self.message_keys: list[str] = []
         self.saves = False  # states of its own
 
     @property
@@ -88,26 +88,34 @@ class _Branch:
         """Whether it certainly goes on, and saves no states. When exactly code in a thread has ended, nobody knows."""
         return self.goes_on and not self.saves and all(one.mark is None for one in self.line())
 
-    def line(self) -> Iterator[_Branch]:
+    def line(self) -> Iterator[Branch]:
         """It, and the branches it was begun in, the next first."""
-        one: _Branch | None = self
+        one: Branch | None = self
         while one is not None:
             yield one
             one = one.parent
 
 
+class _Cleared(NamedTuple):
+    """What one branch had called and told before it was taken to be saved."""
+
+    branch: Branch
+    keys: list[str]
+    message_keys: list[str]
+
+
 # The branch whose code this is. One that has called nothing yet is not known, and its code is taken for its parent's.
-_here: ContextVar[_Branch | None] = ContextVar("perdure_here", default=None)
+_here: ContextVar[Branch | None] = ContextVar("perdure_here", default=None)
 # So many calls the agent's own task had made when this code's branch began.
 _heard_of: ContextVar[tuple[Branches, int] | None] = ContextVar("perdure_heard_of", default=None)
-_mark: ContextVar[Mark | None] = ContextVar("perdure_mark", default=None)
+_mark: ContextVar[ThreadCode | None] = ContextVar("perdure_mark", default=None)
 
 
-def mark_thread() -> Mark:
+def mark_thread() -> ThreadCode:
     """In a thread beside the one that runs the agent: the function whose code makes a call now."""
     known = _mark.get()
     if known is None or known.thread is not threading.current_thread():
-        known = Mark(known)
+        known = ThreadCode(known)
         _mark.set(known)
     return known
 
@@ -116,7 +124,7 @@ def of_agent(fn: Callable[P, R]) -> Callable[P, R]:
     """`fn`, a synchronous agent: the thread that runs it is no branch."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        _mark.set(Mark(is_agent=True))
+        _mark.set(ThreadCode(is_agent=True))
         return fn(*args, **kwargs)
 
     return run
@@ -126,13 +134,14 @@ class Branches:
     """The branches of one attempt's agent, and what they have called that is not harmless to call again."""
 
     def __init__(self) -> None:
-        self._main = _Branch(self, None)
+        self.main = Branch(self, None)
         self._made_by_main = 0
-        self._unsure: dict[str, _Branch] = {}  # what a checkpoint has been saved with
+        self._unsure: dict[str, Branch] = {}  # what a checkpoint has been saved with
         self._settled: list[str] = []
-        self._known: list[_Branch] = []
+        self._known: list[Branch] = []
+        self._being_saved: list[Beside] = []
 
-    def enter(self, task: asyncio.Task[object] | None) -> _Branch:
+    def enter(self, task: asyncio.Task[object] | None) -> Branch:
         """The running branch, that is `task` or a thread for which it calls; None: the agent's own task, or thread."""
         mark, here = _mark.get(), _here.get()
         if here is not None and here.of is not self:
@@ -140,13 +149,13 @@ class Branches:
         if mark is not None and mark.is_branch_calling:
             if mark.branch is None or mark.branch.of is not self:
                 around = None if mark.around is None else mark.around.branch
-                mark.branch = self._begun(_Branch(self, here if around is None else around, mark=mark))
+                mark.branch = self._begun(Branch(self, here if around is None else around, mark=mark))
             _here.set(mark.branch)
             return mark.branch
         if task is None:
-            return self._main
+            return self.main
         if here is None or here.task is None or here.task() is not task:
-            here = self._begun(_Branch(self, here, task=task))
+            here = self._begun(Branch(self, here, task=task))
             _here.set(here)
         return here
 
@@ -158,73 +167,71 @@ class Branches:
         """The branch, or the agent's own task, has made a call."""
         here = self.enter(task)
         here.keys.append(key)
-        if here is self._main:
+        if here is self.main:
             self._made_by_main += 1
             _heard_of.set((self, self._made_by_main))
 
     def note_told(self, task: asyncio.Task[object], key: str) -> None:
         """The branch adds a message."""
-        self.enter(task).told.append(key)
+        self.enter(task).message_keys.append(key)
 
     @contextmanager
-    def beside(self, saver: asyncio.Task[object] | None, *, is_all: bool) -> Iterator[Beside]:
-        """What the state cannot tell of that is saved inside, in the branch `saver` or the agent's own task (None).
+    def beside(self, saver: Branch) -> Iterator[Beside]:
+        """What the state cannot tell of that this branch, or the agent's own task, has now and saves inside.
 
         The agent's own task is taken to know of branches that have ended; a branch of those that it had begun, and of
         what the agent's own task had called before. What a branch has called that saves states, too, may stand in a
         state that they share. Each call of which nobody can be sure is told of once, unless saving fails; what goes
-        on, each time. A branch that does nothing else (`is_all`) saves for whoever began it.
+        on, each time.
         """
-        here = self.enter(saver)
-        if is_all:
-            here = self._behind(here)
-        here.saves = True
+        saver.saves = True
         found = Beside([], [], self._settled)
         self._settled = []
-        for key in [key for key, one in self._unsure.items() if _knows(here, one)]:
+        for key in [key for key, one in self._unsure.items() if _knows(saver, one)]:
             del self._unsure[key]
             found.sure.append(key)
-        told: list[tuple[_Branch, list[str], list[str]]] = []
-        for one in (self._main, *self._known):
-            if not self._add(found, here, one):
-                told.append((one, one.keys, one.told))
-                one.keys, one.told = [], []
+        cleared: list[_Cleared] = []
+        for one in (self.main, *self._known):
+            if not self._add(found, saver, one):
+                cleared.append(_Cleared(one, one.keys, one.message_keys))
+                one.keys, one.message_keys = [], []
         self._known = [one for one in self._known if one.keys or one.goes_on]
+        self._being_saved.append(found)
         try:
             yield found
-        except BaseException:  # Nobody knows whether it was saved: then it is told again.
-            for one, keys, messages in told:
-                one.keys, one.told = keys + one.keys, messages + one.told
-                if one is not self._main and one not in self._known:
-                    self._known.append(one)
-            self._settled = found.sure + self._settled
+        except BaseException:
+            self._being_saved.remove(found)
+            self._take_back(found, cleared)
             raise
+        self._being_saved.remove(found)
 
-    def _add(self, found: Beside, saver: _Branch, one: _Branch) -> bool:
+    def _take_back(self, found: Beside, cleared: Sequence[_Cleared]) -> None:
+        """Nobody knows whether a state was saved: those under way, and the next one, tell of what it was to tell of."""
+        for one, keys, message_keys in cleared:
+            one.keys, one.message_keys = keys + one.keys, message_keys + one.message_keys
+            if one is not self.main and one not in self._known:
+                self._known.append(one)
+            for other in self._being_saved:
+                self._tell(other, one, keys)
+        self._settled = found.sure + self._settled
+
+    def _add(self, found: Beside, saver: Branch, one: Branch) -> bool:
         """Add what the saver does not know of a branch, or not for certain. Whether it is to be told next time, too."""
-        if one is self._main and saver is not one:
+        if one is self.main and saver is not one:
             unheard = one.keys[max(len(one.keys) - (self._made_by_main - self._heard_of_main()), 0) :]
             self._tell(found, one, unheard)
         elif not _knows(saver, one):
             if one.is_found_again and one not in saver.line():
-                found.going_on.extend((*one.keys, *one.told))
+                found.going_on.extend((*one.keys, *one.message_keys))
                 return True
             self._tell(found, one, one.keys)
         return False
 
-    def _begun(self, one: _Branch) -> _Branch:
+    def _begun(self, one: Branch) -> Branch:
         self._known.append(one)
         return one
 
-    def _behind(self, one: _Branch) -> _Branch:
-        """Whoever began a branch, as far as that is known: the agent's own task had called nothing since, if it was."""
-        if one is self._main or one.mark is not None:
-            return one
-        if one.parent is None and self._heard_of_main() == self._made_by_main:
-            return self._main
-        return one.parent or one
-
-    def _tell(self, found: Beside, one: _Branch, keys: list[str]) -> None:
+    def _tell(self, found: Beside, one: Branch, keys: list[str]) -> None:
         found.unsure.extend(keys)
         self._unsure |= dict.fromkeys(keys, one)
 
@@ -233,12 +240,11 @@ class Branches:
         return known[1] if known is not None and known[0] is self else 0
 
 
-def _knows(saver: _Branch, one: _Branch) -> bool:
+def _knows(saver: Branch, one: Branch) -> bool:
     """Whether what a branch has called may be taken for known to the one that saves: all between them have ended."""
-    savers = [*saver.line()]
     for begun in one.line():
         if begun is saver:
             return True
-        if begun.is_under_way or begun in savers:
+        if begun.is_under_way:
             return False
-    return saver is saver.of._main
+    return saver is saver.of.main

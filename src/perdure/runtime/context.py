@@ -27,8 +27,9 @@ from perdure.model.step import StepKind
 from perdure.model.task import MOST_USED
 from perdure.policy.budget import Budget
 from perdure.runtime import calls, durable
+from perdure.runtime.branches import Branch
 from perdure.runtime.call import Call
-from perdure.runtime.verbs import call, enter_branch, here, model, read, step
+from perdure.runtime.verbs import call, enter_branch, entered_branch, here, model, read, step
 from perdure.store import artifacts, messages, steps
 from perdure.store.sessions import check_id, need_text
 from perdure.trace import ROOT
@@ -162,14 +163,19 @@ async def message(role: str, content: Any, /) -> None:
         await attempt.journal.write(messages.append, attempt.journal.fence, NewMessage(role, body), step_key=key)
 
 
-async def checkpoint(state: Any, /) -> None:
+def checkpoint(state: Any, /) -> Coroutine[Any, Any, None]:
     """Save the agent's state (any JSON), for `last_checkpoint` after a restart. Nothing outside a task.
 
     It stands for what the agent has done so far, and for branches that have ended, but not for what runs beside it:
     calls that are open, and those of branches that go on, are found again when they are made again. So save in the
-    agent's own task, and await a branch before you save what it has done. One state is saved at a time. Raises BadInput
-    inside a tool or another call.
+    agent's own task, and await a branch before you save what it has done. States are saved one after the other. Raises
+    BadInput inside a tool or another call.
     """
+    # Here, and not where it is awaited: wait_for and the like await it in an asyncio task of their own.
+    return _save(state, entered_branch())
+
+
+async def _save(state: Any, saver: Branch | None) -> None:
     attempt = here()
     if attempt is None:
         return
@@ -178,9 +184,11 @@ async def checkpoint(state: Any, /) -> None:
     key = _told_key(attempt, "checkpoint", {"state": state})
     packed = codec.pack(codec.encode(state))
     journal = attempt.journal
-    async with journal.beside(enter_branch(), is_all=_is_all_of_its_task(checkpoint)) as (open_keys, unsure, sure):
+    at_step = journal.known_steps
+    with journal.beside(saver or entered_branch() or journal.branches.main) as (open_keys, unsure, sure):
         save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure=unsure, sure=sure)
-        await journal.write(save, journal.fence, packed, at_step=journal.known_steps)
+        async with journal.in_order:
+            await journal.write(save, journal.fence, packed, at_step=at_step)
 
 
 async def last_checkpoint() -> Any:
@@ -339,13 +347,6 @@ def _told_key(attempt: Attempt, name: str, told: dict[str, Any]) -> str:
     parent = ambient.require(name).parent_key
     body = codec.evidence(told, secrets=ambient.secrets())
     return attempt.journal.key_of(described, body, parent=parent)
-
-
-def _is_all_of_its_task(verb: Callable[..., Coroutine[Any, Any, None]]) -> bool:
-    """Whether the running asyncio task does nothing else, as in wait_for(checkpoint(…), 30)."""
-    task = asyncio.current_task()
-    code = None if task is None else getattr(task.get_coro(), "cr_code", None)
-    return code is not None and code is getattr(verb, "__code__", None)
 
 
 async def _none() -> None:

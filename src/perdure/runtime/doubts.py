@@ -354,11 +354,11 @@ async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Q
 
 def _said_of_inside(attempt: Attempt, step: steps.NewStep) -> str:
     """What is in doubt with it, and asked about by itself only should the call around it run again."""
-    inside = [one.name for one in attempt.journal.records.in_doubt_under(step.key)]
+    inside = dict.fromkeys(one.name for one in attempt.journal.records.in_doubt_under(step.key))
     if not inside:
         return ""
-    names = phrases.listed(list(dict.fromkeys(inside)))
-    return f"; {names} was cut off inside it, about which nobody is asked if this one happened"
+    were, them = ("was", "it") if len(inside) == 1 else ("were", "them")
+    return f"; {phrases.listed(inside)} {were} cut off inside it: if this one happened, nobody will ask about {them}"
 
 
 async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perdure import ambient, recalled
 from perdure.errors import Drift
@@ -26,13 +26,15 @@ from perdure.policy.risk import Risk
 from perdure.runtime import live
 from perdure.runtime.asking import TakenBack
 from perdure.runtime.call import Call
-from perdure.store import messages, payloads, questions, steps, task_lists
+from perdure.runtime.until import Until, set_over
+from perdure.store import messages, payloads, questions, steps, task_lists, tasks
 from perdure.store.database import Transaction
 from perdure.trace import scope_of, scope_under
 
 if TYPE_CHECKING:
     from perdure.runtime.attempt import Attempt
 
+_LOOK_AGAIN_MS: Final = 10_000
 _FOUND = TakenBack("the code has come to its record after all")
 
 
@@ -40,10 +42,14 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
     """Return once the call may run. Raises Drift, or the stand-in of Denied or Expired."""
     journal = attempt.journal
     lies_unused = partial(_unused, attempt, call, key, parent)
+    is_told = False
     while unused := lies_unused():
+        changed = journal.next_answer()
         signs, child = await _look_into(attempt, call, unused)
         if not signs and child is None:
-            await _tell(attempt, call, unused, parent)
+            scope = scope_under(parent)  # Of what was made elsewhere nothing is told.
+            if made_here := [step for step in unused if scope_of(step.key or "") == scope]:
+                await _tell(attempt, call, made_here)
             return
         if not await _settled(attempt, lies_unused):
             return
@@ -56,8 +62,10 @@ async def hold(attempt: Attempt, call: Call, *, parent: str, key: str, body: byt
             if await _ask(attempt, call, step, {sign.key for sign in signs}, lies_unused, why=why):
                 return
         elif child is not None:
-            wait = Wait(WaitKind.CHILDREN, (child,), key)
-            await attempt.waits.until(wait, or_done=journal.next_answer(), inside=ambient.scope(), is_alone=True)
+            if not is_told:
+                await _tell(attempt, call, unused, waits_for=child)
+            is_told = True
+            await _until_changed(attempt, child, key, changed)
 
 
 def _unused(attempt: Attempt, call: Call, key: str, parent: str) -> list[Step]:
@@ -98,7 +106,7 @@ def _look_into_children(tx: Transaction, unused: list[Step], harmless: set[str])
             signs.append(step)
         elif child_id is not None and child_id not in harmless:
             danger = task_lists.danger(tx, child_id)
-            if danger.is_one:
+            if danger.forbids_another or (danger.is_open and _waits_for_mail(tx, child_id)):
                 signs.append(step)
             elif danger.is_open:
                 child = child or child_id
@@ -107,13 +115,28 @@ def _look_into_children(tx: Transaction, unused: list[Step], harmless: set[str])
     return signs, child
 
 
-async def _tell(attempt: Attempt, call: Call, unused: list[Step], parent: str) -> None:
-    """Say of a harmless call that it is new; of what was made elsewhere it says nothing."""
+def _waits_for_mail(tx: Transaction, task_id: str) -> bool:
+    """Whether a task waits for what perhaps nobody sends, its parent even: it may never end."""
+    return any(wait.kind is WaitKind.RECEIVE for wait in tasks.get(tx, task_id).waiting_for)
+
+
+async def _until_changed(attempt: Attempt, child: str, key: str, changed: asyncio.Future[None]) -> None:
+    """Wait until the child has ended, the code has come to another record, or it is time to look again."""
+    clock = attempt.journal.store.clock
+    until = Until.after(clock, _LOOK_AGAIN_MS)
+    wait = Wait(WaitKind.CHILDREN, (child,), key, until.wall_ms)
+    with until.timer(clock) as over:
+        changed.add_done_callback(partial(set_over, over))
+        await attempt.waits.until(wait, or_done=over, inside=ambient.scope(), outside_gather=True)
+
+
+async def _tell(attempt: Attempt, call: Call, unused: list[Step], *, waits_for: str | None = None) -> None:
+    """Say that a call is new beside these records, and for whose end it waits."""
     journal = attempt.journal
-    scope = scope_under(parent)
-    if found := [step.step_index for step in unused if scope_of(step.key or "") == scope]:
-        told = {"name": call.name, "unused": found[:20]}
-        await journal.write_softly(messages.emit_owned, journal.fence, EventKind.DRIFT, told)
+    told: dict[str, Any] = {"name": call.name, "unused": [step.step_index for step in unused][:20]}
+    if waits_for is not None:
+        told["waits_for"] = waits_for
+    await journal.write_softly(messages.emit_owned, journal.fence, EventKind.DRIFT, told)
 
 
 async def _why(attempt: Attempt, signs: list[Step], key: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ from perdure.model.step import Step
 from perdure.model.task import Claim, Fence
 from perdure.policy.risk import Risk, highest
 from perdure.runtime.alike import Alike, open_already
-from perdure.runtime.branches import Beside, Branches
+from perdure.runtime.branches import Beside, Branch, Branches
 from perdure.runtime.call import Call
 from perdure.store import Store, Transaction, admission, aio, outcomes, steps, traces
 from perdure.store.messages import ResumePoint
@@ -58,7 +58,7 @@ class Journal:
         self._occurrences = Occurrences()
         self._has_gone_on = False
         self.branches = Branches()
-        self._saving = asyncio.Lock()
+        self.in_order = asyncio.Lock()  # held while a state is saved, so that a later one stays the newer
         self._open_alike: dict[str, int] = defaultdict(int)  # calls that are `alone`, by their keys but for the number
         self._open_keyed: dict[str, dict[str, tuple[str, str]]] = {}  # by place, what each open key is of
         self._keyed: dict[str, str] = {}  # by place, the name of the calls with this key
@@ -236,16 +236,15 @@ class Journal:
         elif call.is_alone:
             self._open_alike[_unnumbered(key)] -= 1
 
-    @asynccontextmanager
-    async def beside(self, branch: asyncio.Task[Any] | None, *, is_all: bool) -> AsyncIterator[Beside]:
-        """The keys of calls of which the state cannot tell that the agent saves inside, in this branch if in any.
+    @contextmanager
+    def beside(self, saver: Branch) -> Iterator[Beside]:
+        """The keys of calls of which the state cannot tell that the agent has now, in this branch, and saves inside.
 
         To those of other branches come the calls that run, and those on record that this attempt has not come to yet.
-        One state is saved at a time: should that fail, the next one tells of what it would have told of.
+        Should saving fail, the next state tells of what this one would have told of.
         """
-        async with self._saving:
-            with self.branches.beside(branch, is_all=is_all) as (going_on, unsure, sure):
-                yield Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), unsure, sure)
+        with self.branches.beside(saver) as (going_on, unsure, sure):
+            yield Beside(sorted({*self.open_keys, *self.records.to_come, *going_on}), unsure, sure)
 
     def note_made(self, call: Call, key: str, branch: asyncio.Task[Any] | None) -> None:
         """A call at the top has come to its end. Of the agent's own, only what is not harmless to make again counts."""
@@ -387,8 +386,8 @@ class Journal:
         admitted = await self.write(admit, self.fence, [(step, new)])
         child_id = admitted.tasks[0].id
         if scope_of(step.key) and admitted.step_indexes:  # Else the call around it cannot come to it a second time.
-            begun, (index,) = steps.with_child(step, child_id), admitted.step_indexes
-            self._keep(begun, None, index, began_ms)
+            (index,) = admitted.step_indexes
+            self._keep(steps.with_child(step, child_id), None, index, began_ms)
         return child_id
 
     def complete(self, step: steps.NewStep, result: steps.Result, *, begun: bool) -> Awaitable[int]:

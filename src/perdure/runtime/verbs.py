@@ -18,6 +18,7 @@ from perdure.errors import BadInput
 from perdure.model.step import StepKind
 from perdure.policy.risk import Risk
 from perdure.runtime import calls
+from perdure.runtime.branches import Branch
 from perdure.runtime.call import from_function, name_of
 from perdure.runtime.threads import run_plainly
 from perdure.runtime.waits import gather_group
@@ -44,6 +45,19 @@ def enter_branch() -> asyncio.Task[Any] | None:
         return None
     cast("Attempt", scope.runner).journal.branches.enter(task)
     return task
+
+
+def entered_branch() -> Branch | None:
+    """The branch whose code this is, also the agent's own; None outside of it, and where no asyncio task runs it."""
+    scope = ambient.scope()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # No loop runs in this thread.
+        return None
+    if scope is None or scope.parent_key != ROOT or task is None:
+        return None
+    branches = cast("Attempt", scope.runner).journal.branches
+    return branches.enter(None if ambient.branch(scope, task) is None else task)
 
 
 def refuse_lost(name: str, risk: Risk) -> None:

@@ -174,16 +174,16 @@ class Waits:
         *,
         or_done: asyncio.Future[Any] | None = None,
         inside: Scope | None = None,
-        is_alone: bool = False,
+        outside_gather: bool = False,
     ) -> None:
         """Wait, inside the call that `wait` names, until the thing has happened; the task runs when this returns.
 
         `or_done` may end it too: something in this process, which no other can see. So does, by CancelledError, the end
         of a call around it that was cut off, where that is named by `inside`: what waits for a thread is not cancelled.
-        With `is_alone` it goes on by itself also as a member of a `gather`.
+        With `outside_gather` it goes on by itself also as a member of one.
         """
         happened = asyncio.get_running_loop().create_future()
-        entry = _Entry(wait, happened, None if is_alone else gather_group.get(), inside)
+        entry = _Entry(wait, happened, None if outside_gather else gather_group.get(), inside)
         if or_done is not None:
             or_done.add_done_callback(lambda _: None if happened.done() else happened.set_result(None))
         self._entries.append(entry)

@@ -45,8 +45,8 @@ class Danger:
     is_open_below: bool
 
     @property
-    def is_one(self) -> bool:
-        """Whether that is so, or nobody can be waited for who would know."""
+    def forbids_another(self) -> bool:
+        """Whether another one is not to run unasked beside it: it is dangerous, or a task below goes on without it."""
         return self.is_declared or self.has_begun or (self.is_open_below and not self.is_open)
 
 
