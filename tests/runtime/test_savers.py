@@ -15,7 +15,7 @@ from perdure.errors import StoreBusy
 from perdure.store import messages
 from tests.theatre import Theatre
 
-Save = Callable[[Coroutine[Any, Any, None]], Awaitable[Any]]
+Save = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 WRAPPERS: dict[str, Save] = {
     "awaited": lambda saving: saving,
@@ -136,6 +136,35 @@ async def test_what_was_begun_by_a_branch_that_goes_on_is_not_known_to_whoever_b
     assert await task.result() == "rent 2"
     assert shop.paid == ["a deposit", "rent"]
     assert house.kinds(task).count("question_opened") == 0
+
+
+@pytest.mark.parametrize("wrapper", [name for name in WRAPPERS if name != "perdure.gather"])
+async def test_what_a_branch_that_saves_has_others_call_may_stand_in_the_state_that_it_shares(
+    house: Theatre, shop: Shop, wrapper: str
+) -> None:
+    @perdure.agent
+    async def host() -> dict[str, list[str]]:
+        state: dict[str, list[str]] = await perdure.last_checkpoint() or {"a": [], "b": []}
+
+        async def rounds(name: str, pause_s: float) -> None:
+            while len(state[name]) < 3:
+                await perdure.checkpoint(state)
+                paid: Any = await WRAPPERS[wrapper](shop.pay(f"rent {name}"))
+                state[name].append(paid[0] if wrapper == "gather" else paid)
+                await asyncio.sleep(pause_s)
+
+        await asyncio.gather(rounds("a", 1), rounds("b", 1.7))
+        return state
+
+    task = await house.client.start(host)
+    await house.crash_at(task, 4, agents=[host])
+    while not house.row(task).finished_at:
+        await asyncio.sleep(1)
+        for question in await house.client.questions():
+            await question.approve(by="ana")
+
+    receipts = await task.result()
+    assert len({*receipts["a"]}) == len({*receipts["b"]}) == 3
 
 
 @pytest.mark.parametrize("how", ["to_thread", "an executor", "a thread of a synchronous agent"])

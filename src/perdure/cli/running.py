@@ -186,18 +186,19 @@ async def _until_ended(
     """Wait until the task has ended, only people are waited for (they are returned), time is over, or a signal came."""
     loop = asyncio.get_running_loop()
     ends_at = None if timeout_s is None else loop.time() + timeout_s
-    said, says_next = "", loop.time() + _STILL_S
+    said, before, says_next = "", "", loop.time() + _STILL_S
     async for outcome, asked, reason in app.watch(look):
         if outcome is not None or stopped.is_set() or asked:
             return asked
         if ends_at is not None and loop.time() >= ends_at:
             screen.note(f"not done after {phrases.duration((timeout_s or 0) * 1000)}: {reason}")
             return ()
-        if loop.time() >= says_next:
+        if loop.time() >= says_next and reason == before:  # One that is true for a moment only explains nothing.
             says_next = loop.time() + _STILL_S
             if reason != said:
                 said = reason
                 screen.note(f"still open because {reason}")
+        before = reason
     raise AssertionError("the watch ends with an outcome")
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import NamedTuple, ParamSpec, TypeVar
 from weakref import ref
 
@@ -82,11 +83,6 @@ class Branch:
     def goes_on(self) -> bool:
         """Whether it, or a branch that it was begun in, is not at its end."""
         return any(one.is_under_way for one in self.line())
-
-    @property
-    def is_found_again(self) -> bool:
-        """Whether it certainly goes on, and saves no states. When exactly code in a thread has ended, nobody knows."""
-        return self.goes_on and not self.saves and all(one.mark is None for one in self.line())
 
     def line(self) -> Iterator[Branch]:
         """It, and the branches it was begun in, the next first."""
@@ -221,7 +217,7 @@ class Branches:
             unheard = one.keys[max(len(one.keys) - (self._made_by_main - self._heard_of_main()), 0) :]
             self._tell(found, one, unheard)
         elif not _knows(saver, one):
-            if one.is_found_again and one not in saver.line():
+            if _is_found_again(saver, one):
                 found.going_on.extend((*one.keys, *one.message_keys))
                 return True
             self._tell(found, one, one.keys)
@@ -248,3 +244,14 @@ def _knows(saver: Branch, one: Branch) -> bool:
         if begun.is_under_way:
             return False
     return saver is saver.of.main
+
+
+def _is_found_again(saver: Branch, one: Branch) -> bool:
+    """Whether a branch certainly goes on, and what it has called stands in no state but perhaps its own.
+
+    When exactly code in a thread has ended nobody knows.
+    """
+    beside = takewhile(lambda begun: begun is not saver, one.line())
+    return (
+        one.goes_on and one not in saver.line() and not any(begun.saves or begun.mark is not None for begun in beside)
+    )
