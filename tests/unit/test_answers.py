@@ -17,8 +17,9 @@ import pytest
 
 import perdure
 from perdure import codec
-from perdure.commands import Returns
+from perdure.commands import Commands, Returns
 from perdure.errors import BadInput
+from perdure.model.question import QuestionKind
 from perdure.returned import returned
 from perdure.runtime import answers
 
@@ -86,7 +87,7 @@ def test_an_answer_is_refused_for_what_its_type_is_made_of() -> None:
 def test_yes_is_no_number_wherever_a_number_was_asked_for(annotation: Any) -> None:
     said: Any = {list[int]: [True], Order: {"number": True}}.get(annotation, True)
 
-    assert not answers.is_of_type(said, annotation)
+    assert not answers.person_may_say(said, annotation)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,12 @@ def test_yes_is_no_number_wherever_a_number_was_asked_for(annotation: Any) -> No
     ],
 )
 def test_an_answer_is_json_and_becomes_what_was_asked_for_where_it_can(annotation: Any, said: Any, wrong: Any) -> None:
-    assert answers.is_of_type(said, annotation)
-    assert not answers.is_of_type(wrong, annotation)
+    assert answers.person_may_say(said, annotation)
+    assert not answers.person_may_say(wrong, annotation)
 
 
 def test_a_moment_without_a_zone_is_no_moment() -> None:
-    assert not answers.is_of_type("2026-01-31T09:00:00", dt.datetime)
+    assert not answers.person_may_say("2026-01-31T09:00:00", dt.datetime)
     with pytest.raises(BadInput, match=r"Q1 wants a datetime, not \"2026-01-31T09:00:00\": give it with its zone"):
         answers.check_answer("2026-01-31T09:00:00", "datetime", question_id="Q1")
 
@@ -175,6 +176,13 @@ def test_a_class_of_the_agents_own_is_judged_by_the_agent(wants: str) -> None:
 def test_what_a_call_may_have_returned_is_told_by_its_type_on_record(word: str, offered: Returns) -> None:
     assert returned({"tool": "elsewhere", "returns": word}) == offered
     assert returned(None) == Returns()
+
+
+def test_of_what_only_code_can_give_no_command_is_offered() -> None:
+    offered = returned({"wants": "bytes"})
+
+    assert offered == Returns(by_code=True)
+    assert Commands().answer("Q1", QuestionKind.ASK, returns=offered) == ()
 
 
 @dataclass
@@ -301,9 +309,9 @@ Names = NewType("Names", Sample)
     ],
 )
 def test_a_field_that_the_wanted_class_has_not_is_refused_by_its_name(annotation: Any, said: Any, told: str) -> None:
-    assert answers.can_become(said, annotation)
-    assert not answers.is_of_type(said, annotation)
-    assert answers.why_not(said, annotation).startswith(told)
+    assert answers.program_may_give(said, annotation)
+    assert not answers.person_may_say(said, annotation)
+    assert answers.why_person_may_not(said, annotation).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -322,8 +330,8 @@ def test_a_field_that_the_wanted_class_has_not_is_refused_by_its_name(annotation
     ],
 )
 def test_what_a_class_has_a_place_for_is_taken(annotation: Any, said: Any) -> None:
-    assert answers.is_of_type(said, annotation)
-    assert answers.why_not(said, annotation) == ""
+    assert answers.person_may_say(said, annotation)
+    assert answers.why_person_may_not(said, annotation) == ""
 
 
 @pytest.mark.parametrize(
@@ -348,9 +356,18 @@ def test_what_a_class_has_a_place_for_is_taken(annotation: Any, said: Any) -> No
     ],
 )
 def test_why_an_answer_is_not_taken_is_told_in_one_line(annotation: Any, said: Any, why: str) -> None:
-    assert not answers.is_of_type(said, annotation)
-    assert answers.why_not(said, annotation) == why
-    assert answers.misfit(said, "Wanted", annotation).endswith(f": {why}")
+    assert not answers.person_may_say(said, annotation)
+    assert answers.why_person_may_not(said, annotation) == why
+    assert answers.persons_misfit(said, "Wanted", annotation).endswith(f": {why}")
+
+
+def test_what_a_program_gives_is_not_told_wrong_for_what_it_may_hold() -> None:
+    given = {"number": "x", "scan": "a", "made_at": "noon"}
+    wrong = 'number: "x" is no int: give a number'
+
+    assert answers.why_program_may_not(given, Slip) == wrong
+    assert answers.programs_misfit(given, Slip).endswith(f'"scan": "a"}}: {wrong}')
+    assert answers.why_person_may_not(given, Slip) == f"Slip has no field made_at: it has number, scan; {wrong}"
 
 
 def test_a_moment_without_its_zone_is_told_so_where_there_may_be_none() -> None:
@@ -360,7 +377,7 @@ def test_a_moment_without_its_zone_is_told_so_where_there_may_be_none() -> None:
 
 def test_a_reason_is_masked_before_it_is_cut() -> None:
     said = {"n": 1, "pass-word": "x", "colour": "a" * 40 + "pass-word" * 9}
-    told = answers.misfit(said, "Sample", Sample, secrets=("pass-word",))
+    told = answers.persons_misfit(said, "Sample", Sample, secrets=("pass-word",))
 
     assert "no field [secret]" in told
     assert "pass" not in told

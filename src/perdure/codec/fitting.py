@@ -50,7 +50,7 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
     return value
 
 
-def why_not(value: object, annotation: object) -> str:
+def converter_says(value: object, annotation: object) -> str:
     """What keeps plain data from becoming the annotated type, and where, as its converter or its class says it.
 
     "" where nothing does.

@@ -1,7 +1,8 @@
 """Which fields a class has, by the names that JSON gives them, and which of those that somebody wrote it has not.
 
 A converter drops what the class does not know; of what a person has written that is a mistake, not a surplus. A class
-that says itself what becomes of other fields is believed. Runs no code of a class but the reading of its annotations.
+that says itself what becomes of other fields is believed. To list the fields of a class runs none of its code but its
+annotations. To find which member of a union is meant makes objects of them, and so runs their validators.
 """
 
 from __future__ import annotations
