@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, Typed
 
 import msgspec
 import pydantic
+import pydantic.dataclasses
 import pytest
 
 import perdure
@@ -258,6 +259,44 @@ class Model(pydantic.BaseModel):
     sample: Sample | None = None
 
 
+class ByChoice(pydantic.BaseModel):
+    n: int = pydantic.Field(default=1, validation_alias=pydantic.AliasChoices(pydantic.AliasPath("c", 0), "a", "b"))
+
+
+class ByPath(pydantic.BaseModel):
+    n: int = pydantic.Field(default=1, validation_alias=pydantic.AliasPath("a", 0))
+
+
+class ByName(pydantic.BaseModel, validate_by_alias=False):
+    n: int = pydantic.Field(default=1, alias="a")
+
+
+class ByBoth(pydantic.BaseModel, populate_by_name=True):
+    n: int = pydantic.Field(default=1, alias="a")
+
+
+class ByCodeOfItsOwn(pydantic.BaseModel):
+    n: int = 1
+
+    def __init__(self, **given: int) -> None:
+        super().__init__(n=given["old"])
+
+
+@dataclass
+class Doubled:
+    n: int
+    twice: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.twice = 2 * self.n
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    n: int
+    twice: int = field(init=False, default=0)
+
+
 class OpenModel(pydantic.BaseModel, extra="allow"):
     n: int = 1
 
@@ -306,6 +345,11 @@ Names = NewType("Names", Sample)
         (Model, {"n": 1}, "Model has no field n: it has number, sample"),
         (Model, {"sample": {"n": 1, "x": 1}}, "sample: Sample has no field x"),
         (Samples, [{"n": 1, "x": 1}], "[0]: Sample has no field x"),
+        (ByChoice, {"n": 5}, "ByChoice has no field n: it has a"),
+        (ByPath, {"n": 5}, "ByPath has no field n: it has a"),
+        (ByName, {"a": 5}, "ByName has no field a: it has n"),
+        (Doubled, {"n": 1, "twice": 9}, "Doubled has no field twice: it has n"),
+        (Checked, {"n": 1, "twice": 9}, "Checked has no field twice: it has n"),
     ],
 )
 def test_a_field_that_the_wanted_class_has_not_is_refused_by_its_name(annotation: Any, said: Any, told: str) -> None:
@@ -327,6 +371,15 @@ def test_a_field_that_the_wanted_class_has_not_is_refused_by_its_name(annotation
         (dict[str, int], {"n": 1, "x": 2}),
         (Any, {"n": 1}),
         (dict[str, Any] | Sample, {"n": 1, "x": 2}),
+        (ByChoice, {"a": 5}),
+        (ByChoice, {"b": 5}),
+        (ByChoice, {"c": [5]}),
+        (ByPath, {"a": [5]}),
+        (ByName, {"n": 5}),
+        (ByBoth, {"n": 5}),
+        (ByBoth, {"a": 5}),
+        (ByCodeOfItsOwn, {"old": 5}),
+        (Doubled, {"n": 1}),
     ],
 )
 def test_what_a_class_has_a_place_for_is_taken(annotation: Any, said: Any) -> None:
@@ -390,6 +443,12 @@ def test_a_reason_is_masked_before_it_is_cut() -> None:
         (Tint | None, 'red, green or "a b"'),
         (Sample, '{"n": int, "colour": Colour}'),
         (Model, '{"number": int, "sample": Sample | None}'),
+        (ByChoice, '{"a": int}'),
+        (ByPath, '{"a": any}'),
+        (ByName, '{"n": int}'),
+        (Doubled, '{"n": int}'),
+        (Checked, '{"n": int}'),
+        (ByCodeOfItsOwn, ""),
         (int, ""),
         (Sample | Slip, ""),
         (dataclasses.make_dataclass("Wide", [f"field_{number}" for number in range(20)]), ""),

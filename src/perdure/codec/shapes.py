@@ -24,9 +24,9 @@ _NAMES_TOLD: Final = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """The fields of a class and what each wants; `names` are those that one would write.
+    """The fields of a class that may be written, by each name they have, and what each wants.
 
-    `takes_more` where it says itself what becomes of others.
+    `names` are those that one would write; `takes_more` where it says itself what becomes of others.
     """
 
     fields: Mapping[str, object]
@@ -139,7 +139,7 @@ def shape_of(annotation: object) -> Shape | None:
         case Family.DATACLASS:
             if "__pydantic_validator__" in vars(cls):
                 return _of_pydantic(cls)
-            listed = dataclasses.fields(cast("Any", cls))
+            listed = [one for one in dataclasses.fields(cast("Any", cls)) if one.init]
             has_none = (one for one in listed if one.default is one.default_factory is dataclasses.MISSING)
             return _shape(cls, tuple(one.name for one in listed), frozenset(one.name for one in has_none))
         case Family.STRUCT:
@@ -171,23 +171,45 @@ def _of_struct(cls: type[msgspec.Struct]) -> Shape | None:
 
 
 def _of_pydantic(cls: Any) -> Shape | None:
-    """What a model reads by other names counts, too. One with a validator of its own before all others may read any."""
+    """The fields by the names that the model reads. One that has code of its own see all before may read any name."""
     decorators = getattr(cls, "__pydantic_decorators__", None)
     if decorators is None or any(one.info.mode != "after" for one in decorators.model_validators.values()):
         return None
     config = getattr(cls, "model_config", None) or getattr(cls, "__pydantic_config__", None) or {}
+    is_named_later = config.get("alias_generator") and not getattr(cls, "__pydantic_complete__", True)
+    if is_named_later or getattr(cls, "__pydantic_custom_init__", False):
+        return None
+    by_alias, by_name = _read_by(config)
+    unwritten = [name for name, one in getattr(cls, "__dataclass_fields__", {}).items() if not one.init]
     fields: dict[str, object] = {}
     names = []
     for name, info in cls.__pydantic_fields__.items():
-        alias = info.validation_alias
-        if alias is not None and type(alias) is not str:
-            for way in getattr(alias, "choices", [alias]):
-                fields[way if type(way) is str else way.path[0]] = ANY
-        names.append(alias if type(alias) is str else name)
-        fields[names[-1]] = info.annotation
-        if config.get("populate_by_name") or config.get("validate_by_name"):
-            fields[name] = info.annotation
-    return Shape(fields, tuple(names), takes_more="extra" in config)
+        if name in unwritten or (info.init is False and hasattr(cls, "__dataclass_fields__")):
+            continue
+        ways = _ways_to(info.validation_alias) if by_alias else {}
+        if by_name or not ways:
+            ways.setdefault(name, True)
+        for way, is_whole in ways.items():
+            fields[way] = info.annotation if is_whole and way not in fields else ANY
+        names.append(next(iter(ways)))
+    return Shape(fields, tuple(dict.fromkeys(names)), takes_more="extra" in config)
+
+
+def _read_by(config: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether a model reads fields by their aliases, and whether by their names where they have one."""
+    by_alias, by_name = config.get("validate_by_alias") is not False, config.get("validate_by_name")
+    if by_name is None and (older := config.get("populate_by_name")) is not None:
+        return True, bool(older)
+    return by_alias, not by_alias if by_name is None else bool(by_name)
+
+
+def _ways_to(alias: Any) -> dict[str, bool]:
+    """The aliases under which a field is read, and whether it is all that stands there or only a part of it."""
+    if alias is None:
+        return {}
+    ways = [one if type(one) is str else one.path for one in getattr(alias, "choices", [alias])]
+    ways.sort(key=lambda one: type(one) is not str)
+    return dict((one, True) if type(one) is str else (one[0], len(one) == 1) for one in ways)
 
 
 def _hints(cls: type) -> dict[str, Any]:
