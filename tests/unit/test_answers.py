@@ -414,6 +414,35 @@ def test_why_an_answer_is_not_taken_is_told_in_one_line(annotation: Any, said: A
     assert answers.persons_misfit(said, "Wanted", annotation).endswith(f": {why}")
 
 
+class Left(TypedDict):
+    number: int
+    below: Left | Right | None
+
+
+class Right(TypedDict):
+    number: int
+    below: Left | Right | None
+
+
+@pytest.mark.parametrize(
+    ("lowest", "is_taken", "told"),
+    [
+        ({"number": 1, "below": None}, True, ""),
+        ({"number": "x", "below": None}, False, 'give {"number": int, "below": Left | Right | None}'),
+        ({"number": 1, "below": None, "x": 1}, False, f"below{'.below' * 59}"),
+    ],
+)
+def test_each_part_of_a_deep_answer_is_looked_at_once_under_each_member_of_a_union(
+    lowest: dict[str, Any], is_taken: bool, told: str
+) -> None:
+    said = lowest
+    for _ in range(60):  # Looked at anew for each way that leads to it, the lowest would be so 2**60 times.
+        said = {"number": 1, "below": said}
+
+    assert answers.person_may_say(said, Left | Right) is is_taken
+    assert answers.why_person_may_not(said, Left | Right)[:50] == told[:50]
+
+
 def test_what_a_program_gives_is_not_told_wrong_for_what_it_may_hold() -> None:
     given = {"number": "x", "scan": "a", "made_at": "noon"}
     wrong = 'number: "x" is no int: give a number'

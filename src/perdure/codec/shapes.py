@@ -8,18 +8,26 @@ annotations. To find which member of a union is meant makes objects of them, and
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from perdure.codec.fitting import ANY, PAIRS, ROWS, conform, fits
+from perdure.codec.fitting import ANY, PAIRS, ROWS, conform, fits, hints_of
 from perdure.codec.table import Family, family_of, is_model, vars_of
 
 _NAMES_TOLD: Final = 10
+
+_Meant: TypeAlias = dict[tuple[int, int], tuple[object, object]]
+"""What annotations come to for parts of one value, by the identities of both; the annotation stands first."""
+
+# Each time the same annotations; what it raises is not remembered.
+_struct_fields: Final = functools.lru_cache(maxsize=1024)(msgspec.structs.fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,12 +48,16 @@ def can_be(value: object, annotation: object) -> bool:
     return fits(conform(value, annotation, opened=lambda: value), annotation)
 
 
-def strangers(value: object, annotation: object, at: str = "") -> list[str]:
-    """A sentence for each field that somebody wrote and its class has not, at any depth; `at` is the way to the value.
+def strangers(value: object, annotation: object) -> list[str]:
+    """A sentence for each field that somebody wrote and its class has not, at any depth.
 
     Of a union that member counts which the value becomes.
     """
-    annotation = narrowed(value, annotation)
+    return _strangers(value, annotation, "", {})
+
+
+def _strangers(value: object, annotation: object, at: str, meant: _Meant) -> list[str]:
+    annotation = _narrowed(value, annotation, meant)
     found: list[str] = []
     shape = shape_of(annotation) if type(value) is dict else None
     if shape is not None and not shape.takes_more:
@@ -56,7 +68,7 @@ def strangers(value: object, annotation: object, at: str = "") -> list[str]:
                 has = f"it has {', '.join(names) or 'none'}"
                 found.append(f"{before}{class_of(annotation).__name__} has no field {name}: {has}")
     for step, part, inner in parts(value, annotation):
-        found += strangers(part, inner, _joined(at, step))
+        found += _strangers(part, inner, _joined(at, step), meant)
     return found
 
 
@@ -83,18 +95,32 @@ def narrowed(value: object, annotation: object) -> object:
 
     The union itself where that cannot be told.
     """
+    return _narrowed(value, annotation, {})
+
+
+def _narrowed(value: object, annotation: object, meant: _Meant) -> object:
     annotation = unwrapped(annotation)
     members = members_of(annotation)
     if not members:
         return annotation
+    # Looked for once: each member of a union asks it of all that lies below.
+    key = id(value), id(annotation)
+    if key not in meant:
+        meant[key] = annotation, _member_meant(value, annotation, members, meant)
+    return meant[key][1]
+
+
+def _member_meant(value: object, annotation: object, members: tuple[object, ...], meant: _Meant) -> object:
     able = [one for one in members if can_be(value, one)]
-    # Most often its class tells which it has become; to look into each member would take for ever in a deep tree.
+    # Most often its class tells which it has become.
     made = type(conform(value, annotation, opened=lambda: value))
     able = [one for one in able if class_of(unwrapped(one)) is made] or able
-    if len(able) > 1:
-        able.sort(key=lambda one: len(strangers(value, one)))
     if able:
-        return narrowed(value, able[0])
+        best, fewest = able[0], math.inf
+        for one in able if len(able) > 1 else ():
+            if (count := len(_strangers(value, one, "", meant))) < fewest:
+                best, fewest = one, count
+        return _narrowed(value, best, meant)
     told = [one for one in map(unwrapped, members) if one is not None and one is not types.NoneType]
     if type(value) is dict:
         told = [one for one in told if shape_of(one) is not None or typing.get_origin(one) in PAIRS] or told
@@ -161,7 +187,7 @@ def _of_struct(cls: type[msgspec.Struct]) -> Shape | None:
     if config.array_like:
         return None
     try:
-        listed = msgspec.structs.fields(cls)
+        listed = _struct_fields(cls)
     except (NameError, TypeError):  # A name that is not there, or an annotation that is none.
         return None
     fields: dict[str, object] = {one.encode_name: one.type for one in listed}
@@ -212,9 +238,9 @@ def _ways_to(alias: Any) -> dict[str, bool]:
     return dict((one, True) if type(one) is str else (one[0], len(one) == 1) for one in ways)
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type) -> Mapping[str, Any]:
     try:
-        return typing.get_type_hints(cls)
+        return hints_of(cls)
     except (NameError, TypeError):  # A name that is not there, or an annotation that is none.
         return {}
 
