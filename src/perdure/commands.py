@@ -27,12 +27,13 @@ _QUOTED: Final = re.compile("`perdure ([^`]+)`")
 class Returns:
     """What a call that happened may have returned: something, which `told` describes where it is known, or nothing.
 
-    Neither where only code can say it.
+    `by_code` where only code can say it, and no command.
     """
 
     something: bool = True
     nothing: bool = True
     told: str = ""
+    by_code: bool = False
 
 
 # How "it happened" may go on, as words of its command.
@@ -74,7 +75,7 @@ class Commands:
                 runs = "it did not; it runs, once its old worker is proven dead"
                 unknown = "nobody knows; the agent gets OutcomeUnknown"
                 return self._verdicts(f"answer {question_id}", returns, not_happened=runs, give_up=unknown)
-            case QuestionKind.ASK if not returns.something and not returns.nothing:
+            case QuestionKind.ASK if returns.by_code:
                 return ()
             case QuestionKind.ASK:
                 return ((self.line(f"answer {question_id} {VALUE}"), "the agent gets the value"),)

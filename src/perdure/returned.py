@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from perdure import codec
 from perdure.commands import ANYTHING, Returns
-from perdure.runtime.answers import ResultWanted, alternatives, is_of_type, judges, told
+from perdure.runtime.answers import ResultWanted, alternatives, judges, person_may_say, told
 
 _ANYTHING: Final = ("any", "Any", "object")
 _BY_CODE: Final = "bytes"
@@ -20,7 +20,7 @@ _BY_CODE: Final = "bytes"
 def returned(evidence: object) -> Returns:
     """What a call may have returned, or what can be answered on a command line, by what the question rests on."""
     if isinstance(evidence, Mapping) and evidence.get("wants") == _BY_CODE:
-        return Returns(something=False, nothing=False)
+        return Returns(by_code=True)
     told_of = judges(evidence) if isinstance(evidence, Mapping) else []
     known = [(word, one) for word, one in told_of if word not in _ANYTHING]
     if len(known) < max(1, len(told_of)):
@@ -42,4 +42,4 @@ def require_result(evidence: Mapping[str, Any], *, question_id: str) -> None:
 
 def _may_be_nothing(word: str, annotation: Any) -> bool:
     """Whether None is of this type; a class of its author's own, known by name alone, is not taken for that."""
-    return is_of_type(None, annotation) and (annotation is not codec.ANY or "None" in alternatives(word))
+    return person_may_say(None, annotation) and (annotation is not codec.ANY or "None" in alternatives(word))

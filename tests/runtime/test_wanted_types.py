@@ -148,6 +148,22 @@ async def test_what_reconcile_gives_may_hold_more_than_the_type_names(house: The
     assert attempts == ["o-1"]
 
 
+async def test_what_a_program_gives_is_told_wrong_for_what_is_wrong_with_it_alone(house: Theatre) -> None:
+    class Slip(TypedDict):
+        number: int
+
+    @perdure.agent(retries=0)
+    async def host() -> int:
+        return (await perdure.receive("slip", type=Slip))["number"]
+
+    await house.hire(host)
+    task = await house.client.start(host)
+    await house.client.send(task.id, "slip", {"number": "x", "made_at": "noon"})
+
+    with pytest.raises(perdure.TaskFailed, match=r'"number": "x"\}: number: "x" is no int: give a number '):
+        await task.result()
+
+
 @pytest.mark.parametrize(
     ("wanted", "wrong", "right", "expected"),
     [

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, Typed
 
 import msgspec
 import pydantic
+import pydantic.dataclasses
 import pytest
 
 import perdure
 from perdure import codec
-from perdure.commands import Returns
+from perdure.commands import Commands, Returns
 from perdure.errors import BadInput
+from perdure.model.question import QuestionKind
 from perdure.returned import returned
 from perdure.runtime import answers
 
@@ -86,7 +88,7 @@ def test_an_answer_is_refused_for_what_its_type_is_made_of() -> None:
 def test_yes_is_no_number_wherever_a_number_was_asked_for(annotation: Any) -> None:
     said: Any = {list[int]: [True], Order: {"number": True}}.get(annotation, True)
 
-    assert not answers.is_of_type(said, annotation)
+    assert not answers.person_may_say(said, annotation)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +108,12 @@ def test_yes_is_no_number_wherever_a_number_was_asked_for(annotation: Any) -> No
     ],
 )
 def test_an_answer_is_json_and_becomes_what_was_asked_for_where_it_can(annotation: Any, said: Any, wrong: Any) -> None:
-    assert answers.is_of_type(said, annotation)
-    assert not answers.is_of_type(wrong, annotation)
+    assert answers.person_may_say(said, annotation)
+    assert not answers.person_may_say(wrong, annotation)
 
 
 def test_a_moment_without_a_zone_is_no_moment() -> None:
-    assert not answers.is_of_type("2026-01-31T09:00:00", dt.datetime)
+    assert not answers.person_may_say("2026-01-31T09:00:00", dt.datetime)
     with pytest.raises(BadInput, match=r"Q1 wants a datetime, not \"2026-01-31T09:00:00\": give it with its zone"):
         answers.check_answer("2026-01-31T09:00:00", "datetime", question_id="Q1")
 
@@ -175,6 +177,13 @@ def test_a_class_of_the_agents_own_is_judged_by_the_agent(wants: str) -> None:
 def test_what_a_call_may_have_returned_is_told_by_its_type_on_record(word: str, offered: Returns) -> None:
     assert returned({"tool": "elsewhere", "returns": word}) == offered
     assert returned(None) == Returns()
+
+
+def test_of_what_only_code_can_give_no_command_is_offered() -> None:
+    offered = returned({"wants": "bytes"})
+
+    assert offered == Returns(by_code=True)
+    assert Commands().answer("Q1", QuestionKind.ASK, returns=offered) == ()
 
 
 @dataclass
@@ -250,6 +259,44 @@ class Model(pydantic.BaseModel):
     sample: Sample | None = None
 
 
+class ByChoice(pydantic.BaseModel):
+    n: int = pydantic.Field(default=1, validation_alias=pydantic.AliasChoices(pydantic.AliasPath("c", 0), "a", "b"))
+
+
+class ByPath(pydantic.BaseModel):
+    n: int = pydantic.Field(default=1, validation_alias=pydantic.AliasPath("a", 0))
+
+
+class ByName(pydantic.BaseModel, validate_by_alias=False):
+    n: int = pydantic.Field(default=1, alias="a")
+
+
+class ByBoth(pydantic.BaseModel, populate_by_name=True):
+    n: int = pydantic.Field(default=1, alias="a")
+
+
+class ByCodeOfItsOwn(pydantic.BaseModel):
+    n: int = 1
+
+    def __init__(self, **given: int) -> None:
+        super().__init__(n=given["old"])
+
+
+@dataclass
+class Doubled:
+    n: int
+    twice: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.twice = 2 * self.n
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    n: int
+    twice: int = field(init=False, default=0)
+
+
 class OpenModel(pydantic.BaseModel, extra="allow"):
     n: int = 1
 
@@ -298,12 +345,17 @@ Names = NewType("Names", Sample)
         (Model, {"n": 1}, "Model has no field n: it has number, sample"),
         (Model, {"sample": {"n": 1, "x": 1}}, "sample: Sample has no field x"),
         (Samples, [{"n": 1, "x": 1}], "[0]: Sample has no field x"),
+        (ByChoice, {"n": 5}, "ByChoice has no field n: it has a"),
+        (ByPath, {"n": 5}, "ByPath has no field n: it has a"),
+        (ByName, {"a": 5}, "ByName has no field a: it has n"),
+        (Doubled, {"n": 1, "twice": 9}, "Doubled has no field twice: it has n"),
+        (Checked, {"n": 1, "twice": 9}, "Checked has no field twice: it has n"),
     ],
 )
 def test_a_field_that_the_wanted_class_has_not_is_refused_by_its_name(annotation: Any, said: Any, told: str) -> None:
-    assert answers.can_become(said, annotation)
-    assert not answers.is_of_type(said, annotation)
-    assert answers.why_not(said, annotation).startswith(told)
+    assert answers.program_may_give(said, annotation)
+    assert not answers.person_may_say(said, annotation)
+    assert answers.why_person_may_not(said, annotation).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +371,20 @@ def test_a_field_that_the_wanted_class_has_not_is_refused_by_its_name(annotation
         (dict[str, int], {"n": 1, "x": 2}),
         (Any, {"n": 1}),
         (dict[str, Any] | Sample, {"n": 1, "x": 2}),
+        (ByChoice, {"a": 5}),
+        (ByChoice, {"b": 5}),
+        (ByChoice, {"c": [5]}),
+        (ByPath, {"a": [5]}),
+        (ByName, {"n": 5}),
+        (ByBoth, {"n": 5}),
+        (ByBoth, {"a": 5}),
+        (ByCodeOfItsOwn, {"old": 5}),
+        (Doubled, {"n": 1}),
     ],
 )
 def test_what_a_class_has_a_place_for_is_taken(annotation: Any, said: Any) -> None:
-    assert answers.is_of_type(said, annotation)
-    assert answers.why_not(said, annotation) == ""
+    assert answers.person_may_say(said, annotation)
+    assert answers.why_person_may_not(said, annotation) == ""
 
 
 @pytest.mark.parametrize(
@@ -348,9 +409,47 @@ def test_what_a_class_has_a_place_for_is_taken(annotation: Any, said: Any) -> No
     ],
 )
 def test_why_an_answer_is_not_taken_is_told_in_one_line(annotation: Any, said: Any, why: str) -> None:
-    assert not answers.is_of_type(said, annotation)
-    assert answers.why_not(said, annotation) == why
-    assert answers.misfit(said, "Wanted", annotation).endswith(f": {why}")
+    assert not answers.person_may_say(said, annotation)
+    assert answers.why_person_may_not(said, annotation) == why
+    assert answers.persons_misfit(said, "Wanted", annotation).endswith(f": {why}")
+
+
+class Left(TypedDict):
+    number: int
+    below: Left | Right | None
+
+
+class Right(TypedDict):
+    number: int
+    below: Left | Right | None
+
+
+@pytest.mark.parametrize(
+    ("lowest", "is_taken", "told"),
+    [
+        ({"number": 1, "below": None}, True, ""),
+        ({"number": "x", "below": None}, False, 'give {"number": int, "below": Left | Right | None}'),
+        ({"number": 1, "below": None, "x": 1}, False, f"below{'.below' * 59}"),
+    ],
+)
+def test_each_part_of_a_deep_answer_is_looked_at_once_under_each_member_of_a_union(
+    lowest: dict[str, Any], is_taken: bool, told: str
+) -> None:
+    said = lowest
+    for _ in range(60):  # Looked at anew for each way that leads to it, the lowest would be so 2**60 times.
+        said = {"number": 1, "below": said}
+
+    assert answers.person_may_say(said, Left | Right) is is_taken
+    assert answers.why_person_may_not(said, Left | Right)[:50] == told[:50]
+
+
+def test_what_a_program_gives_is_not_told_wrong_for_what_it_may_hold() -> None:
+    given = {"number": "x", "scan": "a", "made_at": "noon"}
+    wrong = 'number: "x" is no int: give a number'
+
+    assert answers.why_program_may_not(given, Slip) == wrong
+    assert answers.programs_misfit(given, Slip).endswith(f'"scan": "a"}}: {wrong}')
+    assert answers.why_person_may_not(given, Slip) == f"Slip has no field made_at: it has number, scan; {wrong}"
 
 
 def test_a_moment_without_its_zone_is_told_so_where_there_may_be_none() -> None:
@@ -360,7 +459,7 @@ def test_a_moment_without_its_zone_is_told_so_where_there_may_be_none() -> None:
 
 def test_a_reason_is_masked_before_it_is_cut() -> None:
     said = {"n": 1, "pass-word": "x", "colour": "a" * 40 + "pass-word" * 9}
-    told = answers.misfit(said, "Sample", Sample, secrets=("pass-word",))
+    told = answers.persons_misfit(said, "Sample", Sample, secrets=("pass-word",))
 
     assert "no field [secret]" in told
     assert "pass" not in told
@@ -373,6 +472,12 @@ def test_a_reason_is_masked_before_it_is_cut() -> None:
         (Tint | None, 'red, green or "a b"'),
         (Sample, '{"n": int, "colour": Colour}'),
         (Model, '{"number": int, "sample": Sample | None}'),
+        (ByChoice, '{"a": int}'),
+        (ByPath, '{"a": any}'),
+        (ByName, '{"n": int}'),
+        (Doubled, '{"n": int}'),
+        (Checked, '{"n": int}'),
+        (ByCodeOfItsOwn, ""),
         (int, ""),
         (Sample | Slip, ""),
         (dataclasses.make_dataclass("Wide", [f"field_{number}" for number in range(20)]), ""),

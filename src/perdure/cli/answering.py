@@ -406,7 +406,7 @@ def _value(row: Question, text: str, evidence: Any) -> Any:
     wants = str(evidence.get("wants", "any")) if isinstance(evidence, dict) else "any"
     annotation = answers.type_named(wants)
     readings = list(_readings(text, set(answers.alternatives(wants))))
-    wanted = [one for one in readings if answers.is_of_type(one, annotation)]
+    wanted = [one for one in readings if answers.person_may_say(one, annotation)]
     # What begins as JSON is meant as JSON: it is a text only where a text is asked for.
     if (annotation is codec.ANY or not wanted) and (broken := _broken_json(text)):
         raise _no_json(f"{row.id}: ", text, broken, field="answer")

@@ -11,7 +11,7 @@ from perdure.codec.blobs import Packed, digest, pack, unpack
 from perdure.codec.decoding import decode, encode_to_return, roundtrip
 from perdure.codec.encoding import encode
 from perdure.codec.evidence import OPAQUE, evidence, mask, mask_bytes, mask_text
-from perdure.codec.fitting import ANY, needs_pydantic, why_not
+from perdure.codec.fitting import ANY, converter_says, needs_pydantic
 from perdure.codec.shapes import can_be, members_of, narrowed, parts, shape_of, strangers
 from perdure.codec.table import DEFAULT_LIMIT, MAX_DEPTH, TAG
 
@@ -23,6 +23,7 @@ __all__ = [
     "TAG",
     "Packed",
     "can_be",
+    "converter_says",
     "decode",
     "digest",
     "encode",
@@ -40,5 +41,4 @@ __all__ = [
     "shape_of",
     "strangers",
     "unpack",
-    "why_not",
 ]

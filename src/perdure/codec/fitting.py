@@ -16,13 +16,16 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
 from perdure.codec.table import is_model
 
 ANY: Final[object] = typing.Any
+
+_Known: TypeAlias = dict[tuple[int, int], bool]
+"""Whether a part of one value fits a class, by the identities of both."""
 
 _PATHS: Final = (pathlib.Path, pathlib.PurePath, type(pathlib.Path()))
 PAIRS: Final = (dict, cabc.Mapping, cabc.MutableMapping)
@@ -50,7 +53,7 @@ def conform(value: object, annotation: object, *, opened: Callable[[], object]) 
     return value
 
 
-def why_not(value: object, annotation: object) -> str:
+def converter_says(value: object, annotation: object) -> str:
     """What keeps plain data from becoming the annotated type, and where, as its converter or its class says it.
 
     "" where nothing does.
@@ -88,6 +91,12 @@ def _said_by(error: Exception) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
+def hints_of(cls: type) -> cabc.Mapping[str, Any]:
+    """What the fields of a class want: each time the same objects. May raise anything, which is not remembered."""
+    return typing.get_type_hints(cls)
+
+
+@functools.lru_cache(maxsize=1024)
 def open_class(annotation: types.GenericAlias) -> object:
     """`dict` for dict[str, Any], `list` for list[Any]: plain JSON of that class fits. None for what promises more."""
     origin, inner = annotation.__origin__, annotation.__args__
@@ -96,52 +105,59 @@ def open_class(annotation: types.GenericAlias) -> object:
     return None
 
 
-def fits(value: object, annotation: object) -> bool:
-    """Whether the value may stay as it is under this annotation. What cannot be judged fits."""
+def fits(value: object, annotation: object, known: _Known | None = None) -> bool:
+    """Whether the value may stay as it is under this annotation. What cannot be judged fits.
+
+    `known` holds what was found of the parts of the same value.
+    """
     # The commonest first: this is asked of every value that a record answers with, and of all that lies in it.
     if type(value) is annotation or _is_open(annotation):
         return True
     if type(annotation) is types.GenericAlias:  # dict[str, int] and its like
-        return _fits_parts(value, annotation.__origin__, annotation.__args__)
+        return _fits_parts(value, annotation.__origin__, annotation.__args__, known)
     if isinstance(annotation, str | typing.TypeVar | typing.ForwardRef):
         return True
     if annotation is None:
         return value is None
     if isinstance(annotation, typing.NewType):
-        return fits(value, annotation.__supertype__)
+        return fits(value, annotation.__supertype__, known)
     if sys.version_info >= (3, 12) and isinstance(annotation, typing.TypeAliasType):
-        return fits(value, annotation.__value__)
+        return fits(value, annotation.__value__, known)
     origin = typing.get_origin(annotation)
     if origin is None:
-        return _fits_class(value, annotation)
+        return _fits_class(value, annotation, known)
     inner = typing.get_args(annotation)
     if origin is typing.Annotated:
-        return fits(value, inner[0])
+        return fits(value, inner[0], known)
     if origin is typing.Union or origin is types.UnionType:
-        return any(fits(value, one) for one in inner)
+        known = {} if known is None else known
+        for one in inner:  # noqa: SIM110  # A generator would be another frame on the stack, at each level of a tree.
+            if fits(value, one, known):
+                return True
+        return False
     if origin is typing.Literal:
         return any(value == one and type(value) is type(one) for one in inner)
-    return _fits_parts(value, origin, inner)
+    return _fits_parts(value, origin, inner, known)
 
 
-def _fits_parts(value: object, origin: object, inner: tuple[object, ...]) -> bool:
+def _fits_parts(value: object, origin: object, inner: tuple[object, ...], known: _Known | None) -> bool:
     if not _is_instance(value, origin):
         return False
     if origin is tuple:
-        return _fits_tuple(cast("tuple[object, ...]", value), inner)
+        return _fits_tuple(cast("tuple[object, ...]", value), inner, known)
     if origin in PAIRS and len(inner) == 2:
         pairs = cast("dict[object, object]", value)
-        return _all_fit(pairs, inner[0]) and _all_fit(pairs.values(), inner[1])
+        return _all_fit(pairs, inner[0], known) and _all_fit(pairs.values(), inner[1], known)
     if origin in ROWS and len(inner) == 1:
-        return _all_fit(cast("list[object]", value), inner[0])
+        return _all_fit(cast("list[object]", value), inner[0], known)
     return True
 
 
-def _all_fit(values: cabc.Iterable[object], annotation: object) -> bool:
+def _all_fit(values: cabc.Iterable[object], annotation: object, known: _Known | None) -> bool:
     if _is_open(annotation):
         return True
     for value in values:  # noqa: SIM110  # A generator for `all` would cost more than what it asks.
-        if type(value) is not annotation and not fits(value, annotation):
+        if type(value) is not annotation and not fits(value, annotation, known):
             return False
     return True
 
@@ -150,32 +166,37 @@ def _is_open(annotation: object) -> bool:
     return annotation is typing.Any or annotation is object or annotation is inspect.Parameter.empty
 
 
-def _fits_class(value: object, annotation: object) -> bool:
+def _fits_class(value: object, annotation: object, known: _Known | None) -> bool:
     # To Python a bool is a number; to whoever wrote `int` it is none.
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if annotation is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
     if typing.is_typeddict(annotation):
-        return _fits_typed_dict(value, cast("type", annotation))
+        return _fits_typed_dict(value, cast("type", annotation), {} if known is None else known)
     return _is_instance(value, annotation)
 
 
-def _fits_typed_dict(value: object, annotation: type) -> bool:
-    if type(value) is not dict:
-        return False
-    required: frozenset[str] = annotation.__required_keys__  # type: ignore[attr-defined]  # a TypedDict has it
-    try:
-        hints = typing.get_type_hints(annotation)
-    except Exception:  # noqa: BLE001  # What it names is evaluated here.
-        return required <= value.keys()
-    return required <= value.keys() and all(fits(part, hints.get(key, ANY)) for key, part in value.items())
+def _fits_typed_dict(value: object, annotation: type, known: _Known) -> bool:
+    # Each part is looked at once under each class: of a union, each member looks at all that lies below.
+    key = id(value), id(annotation)
+    if key not in known:
+        known[key] = type(value) is dict and annotation.__required_keys__ <= value.keys()  # type: ignore[attr-defined]  # a TypedDict has it
+        try:
+            hints = hints_of(annotation)
+        except Exception:  # noqa: BLE001  # What it names is evaluated here.
+            hints = {}
+        for name, part in cast("dict[str, object]", value).items() if known[key] else ():
+            if not fits(part, hints.get(name, ANY), known):
+                known[key] = False
+                break
+    return known[key]
 
 
-def _fits_tuple(value: tuple[object, ...], inner: tuple[object, ...]) -> bool:
+def _fits_tuple(value: tuple[object, ...], inner: tuple[object, ...], known: _Known | None) -> bool:
     if len(inner) == 2 and inner[1] is ...:
-        return all(fits(part, inner[0]) for part in value)
-    return len(value) == len(inner) and all(map(fits, value, inner))
+        return all(fits(part, inner[0], known) for part in value)
+    return len(value) == len(inner) and all(fits(part, one, known) for part, one in zip(value, inner, strict=True))
 
 
 def _is_instance(value: object, cls: object) -> bool:
@@ -215,7 +236,7 @@ def _needs_pydantic(annotation: object, seen: set[int]) -> bool:
     inner: list[object] = list(typing.get_args(annotation))
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         try:
-            inner += typing.get_type_hints(annotation).values()
+            inner += hints_of(annotation).values()
         except Exception:  # noqa: BLE001  # As above.
             return False
     return any(_needs_pydantic(one, seen) for one in inner)

@@ -1,31 +1,40 @@
 """Which fields a class has, by the names that JSON gives them, and which of those that somebody wrote it has not.
 
 A converter drops what the class does not know; of what a person has written that is a mistake, not a surplus. A class
-that says itself what becomes of other fields is believed. Runs no code of a class but the reading of its annotations.
+that says itself what becomes of other fields is believed. To list the fields of a class runs none of its code but its
+annotations. To find which member of a union is meant makes objects of them, and so runs their validators.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from perdure.codec.fitting import ANY, PAIRS, ROWS, conform, fits
+from perdure.codec.fitting import ANY, PAIRS, ROWS, conform, fits, hints_of
 from perdure.codec.table import Family, family_of, is_model, vars_of
 
 _NAMES_TOLD: Final = 10
 
+_Meant: TypeAlias = dict[tuple[int, int], tuple[object, object]]
+"""What annotations come to for parts of one value, by the identities of both; the annotation stands first."""
+
+# Each time the same annotations; what it raises is not remembered.
+_struct_fields: Final = functools.lru_cache(maxsize=1024)(msgspec.structs.fields)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """The fields of a class and what each wants; `names` are those that one would write.
+    """The fields of a class that may be written, by each name they have, and what each wants.
 
-    `takes_more` where it says itself what becomes of others.
+    `names` are those that one would write; `takes_more` where it says itself what becomes of others.
     """
 
     fields: Mapping[str, object]
@@ -39,12 +48,16 @@ def can_be(value: object, annotation: object) -> bool:
     return fits(conform(value, annotation, opened=lambda: value), annotation)
 
 
-def strangers(value: object, annotation: object, at: str = "") -> list[str]:
-    """A sentence for each field that somebody wrote and its class has not, at any depth; `at` is the way to the value.
+def strangers(value: object, annotation: object) -> list[str]:
+    """A sentence for each field that somebody wrote and its class has not, at any depth.
 
     Of a union that member counts which the value becomes.
     """
-    annotation = narrowed(value, annotation)
+    return _strangers(value, annotation, "", {})
+
+
+def _strangers(value: object, annotation: object, at: str, meant: _Meant) -> list[str]:
+    annotation = _narrowed(value, annotation, meant)
     found: list[str] = []
     shape = shape_of(annotation) if type(value) is dict else None
     if shape is not None and not shape.takes_more:
@@ -55,7 +68,7 @@ def strangers(value: object, annotation: object, at: str = "") -> list[str]:
                 has = f"it has {', '.join(names) or 'none'}"
                 found.append(f"{before}{class_of(annotation).__name__} has no field {name}: {has}")
     for step, part, inner in parts(value, annotation):
-        found += strangers(part, inner, _joined(at, step))
+        found += _strangers(part, inner, _joined(at, step), meant)
     return found
 
 
@@ -82,18 +95,32 @@ def narrowed(value: object, annotation: object) -> object:
 
     The union itself where that cannot be told.
     """
+    return _narrowed(value, annotation, {})
+
+
+def _narrowed(value: object, annotation: object, meant: _Meant) -> object:
     annotation = unwrapped(annotation)
     members = members_of(annotation)
     if not members:
         return annotation
+    # Looked for once: each member of a union asks it of all that lies below.
+    key = id(value), id(annotation)
+    if key not in meant:
+        meant[key] = annotation, _member_meant(value, annotation, members, meant)
+    return meant[key][1]
+
+
+def _member_meant(value: object, annotation: object, members: tuple[object, ...], meant: _Meant) -> object:
     able = [one for one in members if can_be(value, one)]
-    # Most often its class tells which it has become; to look into each member would take for ever in a deep tree.
+    # Most often its class tells which it has become.
     made = type(conform(value, annotation, opened=lambda: value))
     able = [one for one in able if class_of(unwrapped(one)) is made] or able
-    if len(able) > 1:
-        able.sort(key=lambda one: len(strangers(value, one)))
     if able:
-        return narrowed(value, able[0])
+        best, fewest = able[0], math.inf
+        for one in able if len(able) > 1 else ():
+            if (count := len(_strangers(value, one, "", meant))) < fewest:
+                best, fewest = one, count
+        return _narrowed(value, best, meant)
     told = [one for one in map(unwrapped, members) if one is not None and one is not types.NoneType]
     if type(value) is dict:
         told = [one for one in told if shape_of(one) is not None or typing.get_origin(one) in PAIRS] or told
@@ -138,7 +165,7 @@ def shape_of(annotation: object) -> Shape | None:
         case Family.DATACLASS:
             if "__pydantic_validator__" in vars(cls):
                 return _of_pydantic(cls)
-            listed = dataclasses.fields(cast("Any", cls))
+            listed = [one for one in dataclasses.fields(cast("Any", cls)) if one.init]
             has_none = (one for one in listed if one.default is one.default_factory is dataclasses.MISSING)
             return _shape(cls, tuple(one.name for one in listed), frozenset(one.name for one in has_none))
         case Family.STRUCT:
@@ -160,7 +187,7 @@ def _of_struct(cls: type[msgspec.Struct]) -> Shape | None:
     if config.array_like:
         return None
     try:
-        listed = msgspec.structs.fields(cls)
+        listed = _struct_fields(cls)
     except (NameError, TypeError):  # A name that is not there, or an annotation that is none.
         return None
     fields: dict[str, object] = {one.encode_name: one.type for one in listed}
@@ -170,28 +197,50 @@ def _of_struct(cls: type[msgspec.Struct]) -> Shape | None:
 
 
 def _of_pydantic(cls: Any) -> Shape | None:
-    """What a model reads by other names counts, too. One with a validator of its own before all others may read any."""
+    """The fields by the names that the model reads. One that has code of its own see all before may read any name."""
     decorators = getattr(cls, "__pydantic_decorators__", None)
     if decorators is None or any(one.info.mode != "after" for one in decorators.model_validators.values()):
         return None
     config = getattr(cls, "model_config", None) or getattr(cls, "__pydantic_config__", None) or {}
+    is_named_later = config.get("alias_generator") and not getattr(cls, "__pydantic_complete__", True)
+    if is_named_later or getattr(cls, "__pydantic_custom_init__", False):
+        return None
+    by_alias, by_name = _read_by(config)
+    unwritten = [name for name, one in getattr(cls, "__dataclass_fields__", {}).items() if not one.init]
     fields: dict[str, object] = {}
     names = []
     for name, info in cls.__pydantic_fields__.items():
-        alias = info.validation_alias
-        if alias is not None and type(alias) is not str:
-            for way in getattr(alias, "choices", [alias]):
-                fields[way if type(way) is str else way.path[0]] = ANY
-        names.append(alias if type(alias) is str else name)
-        fields[names[-1]] = info.annotation
-        if config.get("populate_by_name") or config.get("validate_by_name"):
-            fields[name] = info.annotation
-    return Shape(fields, tuple(names), takes_more="extra" in config)
+        if name in unwritten or (info.init is False and hasattr(cls, "__dataclass_fields__")):
+            continue
+        ways = _ways_to(info.validation_alias) if by_alias else {}
+        if by_name or not ways:
+            ways.setdefault(name, True)
+        for way, is_whole in ways.items():
+            fields[way] = info.annotation if is_whole and way not in fields else ANY
+        names.append(next(iter(ways)))
+    return Shape(fields, tuple(dict.fromkeys(names)), takes_more="extra" in config)
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def _read_by(config: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether a model reads fields by their aliases, and whether by their names where they have one."""
+    by_alias, by_name = config.get("validate_by_alias") is not False, config.get("validate_by_name")
+    if by_name is None and (older := config.get("populate_by_name")) is not None:
+        return True, bool(older)
+    return by_alias, not by_alias if by_name is None else bool(by_name)
+
+
+def _ways_to(alias: Any) -> dict[str, bool]:
+    """The aliases under which a field is read, and whether it is all that stands there or only a part of it."""
+    if alias is None:
+        return {}
+    ways = [one if type(one) is str else one.path for one in getattr(alias, "choices", [alias])]
+    ways.sort(key=lambda one: type(one) is not str)
+    return dict((one, True) if type(one) is str else (one[0], len(one) == 1) for one in ways)
+
+
+def _hints(cls: type) -> Mapping[str, Any]:
     try:
-        return typing.get_type_hints(cls)
+        return hints_of(cls)
     except (NameError, TypeError):  # A name that is not there, or an annotation that is none.
         return {}
 

@@ -14,7 +14,7 @@ import pathlib
 import types
 import typing
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, cast, get_args, get_origin
 
 from perdure import codec, phrases
@@ -129,18 +129,18 @@ def _type_of(tree: ast.expr) -> Any:
             return codec.ANY
 
 
-def is_of_type(value: Any, annotation: Any) -> bool:
+def person_may_say(value: Any, annotation: Any) -> bool:
     """Whether what a person says is what the annotation wants, with nothing in it for which that has no place.
 
     Raises NotSerializable.
     """
-    return can_become(value, annotation) and not codec.strangers(value, annotation)
+    return program_may_give(value, annotation) and not codec.strangers(value, annotation)
 
 
-def can_become(value: Any, annotation: Any) -> bool:
+def program_may_give(value: Any, annotation: Any) -> bool:
     """Whether a value is, or as it comes back from the store can be made, what the annotation wants.
 
-    Raises NotSerializable.
+    It may hold more, as what a program gives often does. Raises NotSerializable.
     """
     return is_made(codec.roundtrip(value, annotation=annotation)[1], annotation)
 
@@ -179,16 +179,33 @@ def made_of(annotation: Any) -> str:
     return text if len(text) <= _MADE_OF_CHARS else ""
 
 
-def misfit(value: Any, wants: str, annotation: Any = codec.ANY, *, secrets: Collection[str] = ()) -> str:
-    """What a value is told that is not of the type of this name, and why as far as the type is known here."""
+def persons_misfit(value: Any, wants: str, annotation: Any = codec.ANY, *, secrets: Collection[str] = ()) -> str:
+    """What a person is told whose value is not of the type of this name, and why as far as the type is known here."""
     known = type_named(wants) if annotation is codec.ANY else annotation
-    why = why_not(value, known, secrets=secrets) or _hint(known)
-    return f"{told(wants)}, not {phrases.shown(value, secrets=secrets)}" + (f": {why}" if why else "")
+    return _told_against(value, wants, why_person_may_not(value, known, secrets=secrets) or _hint(known), secrets)
 
 
-def why_not(value: Any, annotation: Any, *, secrets: Collection[str] = ()) -> str:
-    """What keeps a value from being what the annotation wants, on one line, masked; "" where nothing is known of it."""
-    found = [*codec.strangers(value, annotation), *_faults(value, annotation, "", secrets)]
+def programs_misfit(value: Any, annotation: Any, *, secrets: Collection[str] = ()) -> str:
+    """What a program is told whose value cannot be made what the annotation wants, and why."""
+    why = why_program_may_not(value, annotation, secrets=secrets) or _hint(annotation)
+    return _told_against(value, type_word(annotation), why, secrets)
+
+
+def _told_against(value: Any, wants: str, why: str, secrets: Collection[str]) -> str:
+    return f"{told(wants)}, not {phrases.shown(value, secrets=secrets)}" + (why and f": {why}")
+
+
+def why_person_may_not(value: Any, annotation: Any, *, secrets: Collection[str] = ()) -> str:
+    """Why `person_may_say` says no, on one line, masked; "" where nothing is known of it."""
+    return _one_line([*codec.strangers(value, annotation), *_faults(value, annotation, "", secrets)], secrets)
+
+
+def why_program_may_not(value: Any, annotation: Any, *, secrets: Collection[str] = ()) -> str:
+    """Why `program_may_give` says no, on one line, masked; "" where nothing is known of it."""
+    return _one_line(_faults(value, annotation, "", secrets), secrets)
+
+
+def _one_line(found: Sequence[str], secrets: Collection[str]) -> str:
     return phrases.one_line(codec.mask_text("; ".join(found[:_FAULTS_TOLD]), secrets))
 
 
@@ -208,8 +225,8 @@ def _faults(value: Any, annotation: Any, at: str, secrets: Collection[str]) -> l
     if found:
         return found
     # What is written around a union may tell its members apart.
-    said = "" if codec.members_of(annotation) else codec.why_not(value, annotation)
-    said = said or codec.why_not(value, whole)
+    said = "" if codec.members_of(annotation) else codec.converter_says(value, annotation)
+    said = said or codec.converter_says(value, whole)
     if shape is not None or (said and codec.needs_pydantic(annotation)):
         return [before + said] if said else []
     hint = _hint(annotation) or (said if type(value) in (dict, list) else "")
@@ -235,8 +252,8 @@ def check_type(annotation: Any, field: str) -> None:
 
 def check_answer(value: Any, wants: str, *, question_id: str) -> None:
     """Refuse an answer that is not what the agent asked for. Raises BadInput. Classes of the agent's own pass here."""
-    if not is_of_type(value, type_named(wants)):
-        raise BadInput(f"{question_id} wants {misfit(value, wants)}", field="answer")
+    if not person_may_say(value, type_named(wants)):
+        raise BadInput(f"{question_id} wants {persons_misfit(value, wants)}", field="answer")
 
 
 def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -> None:
@@ -246,12 +263,12 @@ def check_result(value: Any, evidence: Mapping[str, Any], *, question_id: str) -
     pass by that.
     """
     known = judges(evidence)
-    if any(is_of_type(value, one) for _, one in known):
+    if any(person_may_say(value, one) for _, one in known):
         return
     tool, (word, _) = evidence.get("tool"), known[0]
     if value is None:
         raise ResultWanted(f"{question_id}: {tool} returns {word}")
-    why = next(filter(None, (why_not(value, one) for _, one in known)), "")
+    why = next(filter(None, (why_person_may_not(value, one) for _, one in known)), "")
     refused = f"{question_id}: {tool} returns {word}, which {phrases.shown(value)} is not"
     raise BadInput(refused + (why and f": {why}"), field="result")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -346,7 +346,7 @@ async def _ask(attempt: Attempt, matter: _Matter, *, reconciled: str) -> tuple[Q
         }
         question = await ask_person(attempt, call, step, QuestionKind.STEP_IN_DOUBT, text=text, extra=extra)
         verdict = await _read_verdict(attempt, question)
-        if verdict.kind != HAPPENED or not (why := _misfit(call, verdict, is_fit=answers.is_of_type)):
+        if verdict.kind != HAPPENED or not (why := _misfit(call, verdict, of_person=True)):
             return question, verdict
         await journal.write(questions.void, journal.fence, question.id, reason=why)
         text = f"{asked} ({question.id} was answered, but {why})"
@@ -368,13 +368,18 @@ async def _read_verdict(attempt: Attempt, question: Question) -> Verdict[Any]:
     return Verdict(str(value["verdict"]), value.get("result"))
 
 
-def _misfit(call: Call, said: Verdict[Any], *, is_fit: Callable[[Any, Any], bool]) -> str:
-    """Why this cannot be the call's result, or "". Raises NotSerializable."""
-    if is_fit(said.result, call.annotation):
+def _misfit(call: Call, said: Verdict[Any], *, of_person: bool) -> str:
+    """Why this cannot be the call's result as a person or a program says it, or "". Raises NotSerializable."""
+    may, why_not = (
+        (answers.person_may_say, answers.why_person_may_not)
+        if of_person
+        else (answers.program_may_give, answers.why_program_may_not)
+    )
+    if may(said.result, call.annotation):
         return ""
     # Masked before it is cut: what is left of a secret would no longer be known as one.
     shown = phrases.shown(said.result, secrets=call.secrets)
-    why = answers.why_not(said.result, call.annotation, secrets=call.secrets)
+    why = why_not(said.result, call.annotation, secrets=call.secrets)
     returns = f"{call.name} returns {answers.type_word(call.annotation)}, which {shown} is not"
     return returns + (why and f": {why}")
 
@@ -395,7 +400,7 @@ async def _reconcile(attempt: Attempt, matter: _Matter) -> Verdict[Any]:
         if not isinstance(said, Verdict):
             return Verdict(UNKNOWN, why=f"reconcile returned {type(said).__name__}, not a verdict")
         # What a program gives may hold more than the type names, as what the tool itself returns may.
-        if said.kind == HAPPENED and (why := _misfit(call, said, is_fit=answers.can_become)):
+        if said.kind == HAPPENED and (why := _misfit(call, said, of_person=False)):
             return Verdict(UNKNOWN, why=f"reconcile says that it happened, but {why}")
     except NotSerializable as refused:
         return Verdict(UNKNOWN, why=f"reconcile says that it happened, but its result cannot be stored: {refused}")

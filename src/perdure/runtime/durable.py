@@ -152,7 +152,7 @@ async def _take_delivery(
     if not answers.is_made(value, call.annotation):
         # Taken all the same: left unread, it would be what each later receive finds first, for ever.
         sent = codec.decode(unread.payload)
-        why = answers.misfit(sent, answers.type_word(call.annotation), call.annotation, secrets=call.secrets)
+        why = answers.programs_misfit(sent, call.annotation, secrets=call.secrets)
         bad = BadDelivery(f"what was sent under {name!r} must be {why}", name=name, payload=sent)
         await live.fail_call(attempt, call, step, bad, begun=begun, delivery=unread.n)
     result = steps.Result(completed=True, output=codec.pack(unread.payload), delivery=unread.n)
@@ -196,7 +196,8 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
         step = journal.step(call, key=key, body=body, try_number=journal.try_of(record))
         expires_at = None if expires_s is None else journal.store.clock.now_ms() + int(expires_s * 1000)
         wanted = answers.type_word(annotation)
-        evidence = {"wants": wanted, **({"made_of": made_of} if (made_of := answers.made_of(annotation)) else {})}
+        made_of = answers.made_of(annotation)
+        evidence = {"wants": wanted} | ({"made_of": made_of} if made_of else {})
         text = question
         while True:
             new = questions.NewQuestion(
@@ -213,9 +214,9 @@ async def ask(attempt: Attempt, question: str, *, to: str, expires_s: float | No
                 unanswered = Expired(f"nobody answered {asked.id} in time: {question}")
                 await live.fail_call(attempt, call, step, unanswered, begun=False, question_id=asked.id)
             value = await journal.read(_answer_of, asked.answer)
-            if answers.is_of_type(value, annotation):
+            if answers.person_may_say(value, annotation):
                 return await live.complete_call(attempt, call, step, value, begun=False, question_id=asked.id)
-            why = f"it wants {answers.misfit(value, wanted, annotation, secrets=call.secrets)}"
+            why = f"it wants {answers.persons_misfit(value, wanted, annotation, secrets=call.secrets)}"
             await journal.write(questions.void, journal.fence, asked.id, reason=why)
             text = f"{question} ({asked.id} was answered, but {why})"
 
