@@ -25,6 +25,7 @@ class Color(StrEnum):
 class Order:
     id: str
     amount: int
+    note: str = ""
 
 
 @perdure.agent
@@ -64,6 +65,23 @@ def test_a_name_gives_a_parameter_by_name() -> None:
 
     assert given == ["x"]
     assert named == {"count": 7, "order": Order("o-7", 250), "color": Color.RED}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            '{"id": "o-7", "amount": 5, "Note": "urgent"}',
+            "argument order: Order has no field Note: it has id, amount, note",
+        ),
+        ('{"id": "o-7"}', """argument order must be Order | None; '{"id": "o-7"}' is not: amount is missing"""),
+    ],
+)
+def test_a_field_that_is_too_many_or_missing_is_named(word: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        read(typed, "x", f"order={word}")
+
+    assert str(refused.value) == said
 
 
 def test_a_name_that_is_no_parameter_is_refused_with_how_to_pass_it_as_text() -> None:

@@ -17,7 +17,7 @@ from perdure import codec, phrases
 from perdure.codec.fitting import conform, fits
 from perdure.definitions import AgentDefinition, hints
 from perdure.errors import BadInput
-from perdure.runtime.answers import type_word
+from perdure.runtime.answers import type_word, why_person_may_not
 
 JSON_BEGINS = frozenset('[{"')
 
@@ -63,9 +63,14 @@ def _read(text: str, annotation: Any, what: str) -> Any:
         refused = f"is no JSON: {error}" if text.lstrip()[:1] in JSON_BEGINS else ""
     for value in candidates:
         made = conform(value, annotation, opened=partial(_same, value))
-        if fits(made, annotation):
-            return made
-    raise BadInput(f"{what} must be {type_word(annotation)}; {text!r} {refused or 'is not'}", field="arguments")
+        if not fits(made, annotation):
+            continue
+        if dropped := codec.strangers(value, annotation):
+            raise BadInput(f"{what}: {'; '.join(dropped)}", field="arguments")
+        return made
+    why = "" if refused else why_person_may_not(candidates[0], annotation)
+    misfit = f"{what} must be {type_word(annotation)}; {text!r} {refused or 'is not'}"
+    raise BadInput(misfit + (why and f": {why}"), field="arguments")
 
 
 def _same(value: object) -> object:
