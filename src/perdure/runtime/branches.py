@@ -167,10 +167,6 @@ class Branches:
             self._made_by_main += 1
             _heard_of.set((self, self._made_by_main))
 
-    def note_told(self, task: asyncio.Task[object], key: str) -> None:
-        """The branch adds a message."""
-        self.enter(task).message_keys.append(key)
-
     @contextmanager
     def beside(self, saver: Branch) -> Iterator[Beside]:
         """What the state cannot tell of that this branch, or the agent's own task, has now and saves inside.

@@ -29,7 +29,7 @@ from perdure.policy.budget import Budget
 from perdure.runtime import calls, durable
 from perdure.runtime.branches import Branch
 from perdure.runtime.call import Call
-from perdure.runtime.verbs import call, enter_branch, entered_branch, here, model, read, step
+from perdure.runtime.verbs import call, enter_branch, here, model, read, step
 from perdure.store import artifacts, messages, steps
 from perdure.store.sessions import check_id, need_text
 from perdure.trace import ROOT
@@ -172,7 +172,7 @@ def checkpoint(state: Any, /) -> Coroutine[Any, Any, None]:
     BadInput inside a tool or another call.
     """
     # Here, and not where it is awaited: wait_for and the like await it in an asyncio task of their own.
-    return _save(state, entered_branch())
+    return _save(state, enter_branch())
 
 
 async def _save(state: Any, saver: Branch | None) -> None:
@@ -185,7 +185,7 @@ async def _save(state: Any, saver: Branch | None) -> None:
     packed = codec.pack(codec.encode(state))
     journal = attempt.journal
     at_step = journal.known_steps
-    with journal.beside(saver or entered_branch() or journal.branches.main) as (open_keys, unsure, sure):
+    with journal.beside(saver or enter_branch() or journal.branches.main) as (open_keys, unsure, sure):
         save = partial(messages.save_checkpoint, step_key=key, open_keys=open_keys, unsure=unsure, sure=sure)
         async with journal.in_order:
             await journal.write(save, journal.fence, packed, at_step=at_step)

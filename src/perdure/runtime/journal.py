@@ -251,11 +251,11 @@ class Journal:
         if branch is not None or call.is_dangerous or self.records.has_dangerous_inside(key):
             self.branches.note(branch, key)
 
-    def told(self, key: str, branch: asyncio.Task[Any] | None) -> None:
+    def told(self, key: str, branch: Branch | None) -> None:
         """The code has come to this message at the top."""
         self.records.use(key)
-        if branch is not None:
-            self.branches.note_told(branch, key)
+        if branch is not None and branch is not self.branches.main:
+            branch.message_keys.append(key)
 
     def is_another(self, key: str) -> None:
         """A person has said of this call, which equals one that the checkpoint may not tell of, that it is another."""

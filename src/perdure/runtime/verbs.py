@@ -38,17 +38,11 @@ def here() -> Attempt | None:
     return None if scope is None else cast("Attempt", scope.runner)
 
 
-def enter_branch() -> asyncio.Task[Any] | None:
-    """The branch of the agent whose code this is, known from here on as what begins others; None outside branches."""
-    scope, task = ambient.scope(), asyncio.current_task()
-    if scope is None or scope.parent_key != ROOT or ambient.branch(scope, task) is None:
-        return None
-    cast("Attempt", scope.runner).journal.branches.enter(task)
-    return task
+def enter_branch() -> Branch | None:
+    """The branch whose code this is, or the agent's own task, known from here on as what begins others.
 
-
-def entered_branch() -> Branch | None:
-    """The branch whose code this is, also the agent's own; None outside of it, and where no asyncio task runs it."""
+    None outside the agent's own code, and where no asyncio task runs it.
+    """
     scope = ambient.scope()
     try:
         task = asyncio.current_task()
